@@ -36,14 +36,12 @@ OF_16 = [
     Tiling(16, 32, 8, 3),
     Tiling(16, 64, 8, 2),
     Tiling(16, 16, 4, 4),
-    Tiling(16, 64, 4, 2, is_turned=True),
 ]
 OF_MANY = [
     *(Tiling(64, 32, 8, stages, slab=128) for stages in (2, 3)),
     Tiling(64, 32, 8, 2),
     Tiling(64, 64, 8, 2, slab=128),
     *(Tiling(32, 32, 8, stages) for stages in (2, 3)),
-    Tiling(32, 64, 8, 2, is_turned=True),
 ]
 CUTS = [CUT, Cut(64, 528), Cut(128, 1056), Cut(256, 132)]
 
@@ -152,7 +150,7 @@ def decodes(heads: int, all_rows: list[int], lengths: list[int], kind: str, keys
     programs = compile_all(made)
     took_s = time.perf_counter() - begun
     print(f"{heads} heads; {len(made)} programs compiled in {took_s:.0f} s. Columns: µs of attention + its parts put")
-    print("together, and the part of 4.2 TB/s. Ways: rows, block, warps, stages, turned, slab", flush=True)
+    print("together, and the part of 4.2 TB/s. Ways: rows, block, warps, stages, slab", flush=True)
     columns = [(rows, length) for rows in all_rows for length in lengths]
     print(f"{'':34}" + "".join(f"{f'{rows}x{length}':>19}" for rows, length in columns) + "   error")
     floors = [rows * length * (RANK + ROTATED) * 2 / BYTES_PER_S * 1e6 for rows, length in columns]

@@ -214,9 +214,7 @@ def _build_engine(
         if others is not None:
             others.deploy(shared_settings(measured.config, measured.choices), str(measured.shapes))
         elif knows_weights(measured):
-            programs = begin_programs(measured, processes)
-            undo.callback(programs.close)
-            return measured, programs
+            return measured, begin_programs(measured, processes, undo)
         return measured, None
 
     with ThreadPoolExecutor(1) as pool:  # one waits for a compiler, the other for files

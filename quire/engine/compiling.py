@@ -2,6 +2,7 @@
 
 import json
 import logging
+from contextlib import ExitStack
 from typing import Any
 
 import jax
@@ -60,8 +61,8 @@ def compile_task(deployment: Deployment, weights: ParamTree, draft: Draft | None
 
 
 def knows_weights(deployment: Deployment) -> bool:
-    """True where the programs of a server can begin before its weights are loaded. On one CPU, loading decides how the
-    weights are packed."""
+    """True where the programs of a server can begin before its weights are loaded. On CPUs, loading may decide how they
+    are packed."""
     return deployment.is_served and deployment.facts.platform != "cpu"
 
 
@@ -75,8 +76,8 @@ def planned_weights(deployment: Deployment) -> tuple[ParamTree, Draft | None]:
     return weights, draft
 
 
-def begin_programs(deployment: Deployment, processes: CompileProcesses | None) -> Programs:
-    """The programs of a deployment, which are made from now on; its weights may still be loaded."""
+def begin_programs(deployment: Deployment, processes: CompileProcesses | None, undo: ExitStack) -> Programs:
+    """The programs of a deployment, which are made from now on; its weights may still be loaded. `undo` closes them."""
     (weights, draft), store = planned_weights(deployment), program_store(deployment)
     if processes is not None:
         processes.begin(compile_task(deployment, weights, draft, store))
@@ -84,6 +85,7 @@ def begin_programs(deployment: Deployment, processes: CompileProcesses | None) -
     kinds = host_kinds(limits.host_pages, limits.restores_ahead)
     how: Any = {"store": store, "draft": draft, "host_kinds": kinds, "processes": processes}
     programs = Programs(deployment.model, weights, deployment.shapes, threads, deployment.mesh, **how)
+    undo.callback(programs.close)
     programs.begin()
     log.debug("programs have begun")
     return programs

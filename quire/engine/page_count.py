@@ -1,5 +1,6 @@
 """Counts the pages that fit in addition to weights, steps and the state of slots."""
 
+from contextlib import closing
 from dataclasses import replace
 
 from quire.engine.compiling import planned_weights, program_store
@@ -40,11 +41,15 @@ def estimated_step_bytes(deployment: Deployment) -> int:
 
 
 def measures_step(deployment: Deployment) -> bool:
-    """Not on a CPU: its cache is small, to leave memory to the host, and does not fill what is left."""
+    """Not on a CPU: its cache is small, to leave memory to the host, and does not fill what is left. And not where the
+    estimate is small, if it is of a kind that was compared with what steps take."""
     if deployment.config.num_pages is not None or deployment.facts.platform == "cpu":
         return False
+    resolved, shapes = deployment.resolved, deployment.shapes
+    is_plain = resolved.quantize == "none" and not deployment.facts.quantization and deployment.mesh is None
+    is_plain &= deployment.draft is None and not shapes.adapters.slots and not deployment.layout.slot_specs
     pages_bytes = deployment.limits.num_pages * deployment.page_bytes
-    return estimated_step_bytes(deployment) > SMALL_STEP * pages_bytes
+    return not is_plain or estimated_step_bytes(deployment) > SMALL_STEP * pages_bytes
 
 
 def with_measured_step(deployment: Deployment) -> Deployment:
@@ -57,9 +62,8 @@ def measured_step_bytes(deployment: Deployment) -> int:
     (weights, draft), measured = planned_weights(deployment), _with_few_pages(deployment)
     threads, store = deployment.resolved.compile_threads, program_store(measured)
     programs = Programs(deployment.model, weights, measured.shapes, threads, deployment.mesh, store, draft=draft)
-    step_bytes = programs.largest_step_bytes()
-    programs.close()
-    return step_bytes
+    with closing(programs):
+        return programs.largest_step_bytes()
 
 
 def first_store(deployment: Deployment) -> ProgramStore:

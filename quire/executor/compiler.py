@@ -68,7 +68,7 @@ class Compiler:
         self._mesh = mesh
         self.timings: Path | None = None  # the folder of what XLA timed, where other processes compile as well
         self._model, self.shapes = model, shapes
-        self.take(weights, draft)
+        self.set_weights(weights, draft)
         dtype = jax.tree.leaves(weights["norm"])[0].dtype  # never quantised
         computes = compute_capability(jax.local_devices()[0])
         kernels = kernels_for(jax.default_backend(), str(dtype), mesh, computes, shapes.fixed_order)
@@ -96,10 +96,9 @@ class Compiler:
         self._tracing, self._untuned = Lock(), Lock()
         self._small_programs: dict[Key, Any] = {}
 
-    def take(self, weights: ParamTree, draft: Draft | None) -> None:
+    def set_weights(self, weights: ParamTree, draft: Draft | None) -> None:
         """Replace the weights that programs are called with. To make programs, their structure is enough."""
-        # The stacks of adapters: their structure, with arrays where a weight is in them.
-        stacks = None
+        stacks = None  # of adapters: their structure, with arrays where a weight is in them
         if self.shapes.adapters.slots:
             weights, stacks = join(weights, structure(self._model, self.shapes.adapters, self._mesh))
         self.stacks, self.adapters = stacks, jax.tree.map(_like, stacks)
@@ -112,9 +111,10 @@ class Compiler:
         self._has_codes = any(map(is_coded, jax.tree.leaves((weights, draft_weights), is_leaf=is_coded)))
 
     @property
-    def form(self) -> tuple[Any, ...]:
-        """All of the weights that programs depend on."""
-        return self._structure, *((array.shape, array.dtype) for array in self.weights)
+    def weight_structure(self) -> tuple[Any, ...]:
+        """The structure of weights and of the stacks of adapters, all that programs know of them but their places."""
+        arrays = *self.weights, *jax.tree.leaves(self.adapters)
+        return self._structure, *((array.shape, array.dtype) for array in arrays)
 
     def _state_structure(self) -> State:
         """Shapes and places of everything a step changes; the slots are whole on every device."""

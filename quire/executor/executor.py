@@ -73,7 +73,7 @@ class JaxExecutor:
             made_by: Any = {"store": store, "members": members, "processes": processes, "host_kinds": kinds}
             begun = Programs(model, weights, shapes, compile_threads, mesh, draft=draft, **made_by)
         else:
-            begun.take(weights, draft)
+            begun.set_weights(weights, draft)
         self.programs = begun
         pages, kind = self.programs.compiler.pages, PinnedPages if is_pinned else HostPages
         self.host_pages = kind(pages, num_host_pages + 1) if num_host_pages else None

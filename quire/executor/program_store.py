@@ -173,11 +173,12 @@ class ProgramStore:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _delete_unfinished(self) -> None:
-        """Delete the files of processes that ended while they wrote."""
+        """Delete the files of processes that ended while they wrote. Those that are written now may go meanwhile."""
         for path in self._folder.iterdir():
             is_unfinished = path.suffix == ".claim" or path.suffix[1:].isdecimal()
-            if is_unfinished and time.time() - path.stat().st_mtime > UNFINISHED_S:
-                path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                if is_unfinished and time.time() - path.stat().st_mtime > UNFINISHED_S:
+                    path.unlink()
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.program"

@@ -34,7 +34,7 @@ UNFINISHED_S = 0.2  # after which another program may be compiled
 
 
 class Programs:
-    """Compiles on threads of its own; everything else happens on the engine's thread.
+    """Compiles on threads of its own; everything else happens on one thread at a time, the engine's in the end.
 
     `table` says which programs are used. It changes at named moments only (`advance`), first when those are there that
     any plan can run with. A program that is being loaded from disk counts as complete: a step that wants it waits for
@@ -105,7 +105,7 @@ class Programs:
                 self._loading.add(key)
 
     def begin(self) -> None:
-        """Begin to make everything, the programs that can run any plan first. The weights' structure is enough."""
+        """Begin to make what needs no timing of kernels, which loading weights disturbs. Their structure is enough."""
         if self._ahead:
             return
         self._ahead = True
@@ -114,13 +114,15 @@ class Programs:
             wanted = {key for key in missing if not self._times(key) and not self.compiler.is_kept(key)}
             # Those that wait for another are begun late.
             self._processes.want(wanted, {key for key in self.order.first if self._timed_for(key) is None})
-        self._begin_missing(key for batch in self.order.batches for key in batch)
+        keys = (key for batch in self.order.batches for key in batch)
+        self._begin_missing(key for key in keys if not self._times(key) and self._timed_for(key) is None)
 
-    def take(self, weights: ParamTree, draft: Draft | None) -> None:
-        """The weights, where programs have begun with their structure."""
-        planned = self.compiler.form
-        self.compiler.take(weights, draft)
-        assert self.compiler.form == planned, "the weights are other ones than planned"
+    def set_weights(self, weights: ParamTree, draft: Draft | None) -> None:
+        """The weights themselves, where programs have begun with their structure."""
+        planned = self.compiler.weight_structure
+        self.compiler.set_weights(weights, draft)
+        if self.compiler.weight_structure != planned:
+            raise RuntimeError("the weights have another structure than was planned: no program fits them")
         self.adapters = AdapterArrays(self.compiler)
 
     def compile_all(self) -> Iterator[float]:
@@ -191,8 +193,7 @@ class Programs:
     def _compile_together(self, batches: list[list[Key]], needed: Iterable[Key]) -> Iterator[float]:
         """Compile the missing programs in parallel. Raises if one of the `needed` fails."""
         self._batches += batches
-        wanted = [key for batch in batches for key in batch]
-        self._begin_missing(wanted)
+        self._begin_missing(wanted := [key for batch in batches for key in batch])
         futures = {self._compiling[key]: key for key in wanted if key in self._compiling}
         self.advance()  # to those that are being loaded
         if futures:
@@ -210,8 +211,7 @@ class Programs:
             self._compiling[key] = self._begin(key)
 
     def _begin(self, key: Key) -> Future[Any]:
-        """Make a program on a thread. Where XLA times products of decodes, it does so once for all programs that have
-        the same."""
+        """Make a program on a thread. XLA times products of decodes once for all programs that have the same."""
         first = self._timed_for(key)
         if first is None and not self._is_timed(key):
             return self._pool.submit(self._make, key)

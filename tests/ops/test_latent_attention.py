@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.context_list import Cut, context_list, whole_contexts
-from quire.ops.gpu.fixed_order import OF_DECODES, OF_PROMPTS
 from quire.ops.gpu.kernels import GPU
 from quire.ops.gpu.latent_attention import FEW, MANY, SOME, Tiling, latent_attention, tiling_of
 from quire.ops.kernels import kernels_for
-from quire.ops.pages import Tiles
 from quire.ops.tiled_attention import tiled_attention
 from tests.gpu.test_kernels import WIDTH, check, paged
 
@@ -26,13 +24,11 @@ SMALL = Tiling(16, 16, 4, 1)
 SIZES = {"16 heads": (16, 32, 16, 1), "odd": (5, 20, 8, 1), "two heads of keys": (20, 48, 16, 2)}
 TILINGS = {
     "heads in rows": SMALL,
-    "heads in columns": SMALL._replace(is_turned=True),
     "slabs": SMALL._replace(slab=16),
-    "turned slabs": SMALL._replace(slab=16, is_turned=True, rows=32),
+    "slabs of more rows": SMALL._replace(slab=16, rows=32),
     "wide blocks": Tiling(64, 64, 4, 1),
 }
-CUTS = {"by load": Cut(16, 12), "whole": Cut(1000, 1), "each by itself": Cut(32, 1, own_parts=4)}
-TURNS = [*zip(CUTS, (16, 24, 64), strict=True)]
+CUTS = {"by load": Cut(16, 12), "whole": Cut(1000, 1), "few parts": Cut(32, 4)}
 
 
 def spec_of(name: str) -> AttentionSpec:
@@ -97,41 +93,14 @@ def test_steps_without_decodes_or_without_contexts_are_computed() -> None:
     assert (out == 0).all()
 
 
-@pytest.mark.parametrize("page_size", [16, 64])
-def test_with_one_order_a_row_has_the_same_bits_beside_any_others(page_size: int) -> None:
-    spec, how = spec_of("16 heads"), {"tiling": SMALL, "interpret": True}
-    places = [(300, 1), (7, 1), (0, 0), (250, 1), (31, 1)]
-    q, (keys, _), table, tiles = paged(spec, page_size, "float32", places, len(places))
-    own = OF_DECODES._replace(least=64)
-    run = jax.jit(partial(latent_attention, spec, cut=own, **how))
-    together = np.asarray(run(q, keys, table, tiles))
-    for row in (0, 1, 3, 4):
-        one = Tiles.single(tiles.slots[row : row + 1], tiles.starts[row : row + 1])
-        alone = np.asarray(run(q[row : row + 1], keys, table, one))
-        np.testing.assert_array_equal(alone[0], together[row])
-
-
-def test_with_one_order_a_token_of_a_prompt_has_the_same_bits_in_any_chunk() -> None:
-    spec = spec_of("16 heads")
-    q, (keys, _), table, _ = paged(spec, 16, "float32", [(96, 32)], 0)
-    run = jax.jit(partial(latent_attention, spec, cut=OF_PROMPTS, tiling=Tiling(64, 16, 4, 1), interpret=True))
-
-    def chunk(first: int, length: int) -> Any:
-        given = (jnp.asarray([number], jnp.int32) for number in (0, 96 + first, length, first))
-        return np.asarray(run(q, keys, table, Tiles(*given, 0)))[first : first + length]
-
-    np.testing.assert_array_equal(np.concatenate([chunk(0, 5), chunk(5, 27)]), chunk(0, 32))
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 3000), min_size=6, max_size=6),
     least=st.sampled_from([16, 100, 500]),
     programs=st.sampled_from([1, 3, 40]),
-    own_parts=st.sampled_from([None, 1, 7]),
 )
-def test_parts_cover_each_context_once(lengths: list[int], least: int, programs: int, own_parts: int | None) -> None:
-    made = context_list(jnp.asarray(lengths, jnp.int32), 16, Cut(least, programs, own_parts))
+def test_parts_cover_each_context_once(lengths: list[int], least: int, programs: int) -> None:
+    made = context_list(jnp.asarray(lengths, jnp.int32), 16, Cut(least, programs))
     listed = jax.tree.map(np.asarray, made)
     places: list[int] = []
     for run, length in enumerate(lengths):
@@ -163,6 +132,9 @@ def test_tilings_are_chosen_by_rows_and_memory() -> None:
     assert tiling_of(jnp.bfloat16, 128) == MANY
     assert tiling_of(jnp.bfloat16, 128, has_little_memory=True) == SOME
     assert tiling_of(jnp.float32, 128).rows == 16
-    chosen = {computes: kernels_for("gpu", "bfloat16", computes=computes) for computes in (8.0, 8.6, 8.9, 9.0, None)}
+    chosen = {
+        computes: kernels_for("gpu", "bfloat16", computes=computes) for computes in (7.5, 8.0, 8.6, 9.0, 12.0, None)
+    }
     little = {computes for computes, kernels in chosen.items() if kernels.attend_latent is not GPU.attend_latent}
-    assert little == {8.6, 8.9}
+    assert little == {7.5, 8.6, 12.0}
+    assert chosen[7.5].attend_latent is gpu_kernels.plain_latent_attention

@@ -1,7 +1,6 @@
 """Contexts of different lengths as a list of parts of about one length, of which each is the work of one program.
 
-How long a part is depends on all the contexts of a step, so that few long ones fill a device as many short ones do; or,
-where sums must have one order, on its own context alone.
+How long a part is depends on all the contexts of a step, so that few long ones fill a device as many short ones do.
 """
 
 from typing import NamedTuple
@@ -15,7 +14,6 @@ class Cut(NamedTuple):
 
     least: int  # positions of a part, unless its context has fewer
     programs: int  # that all contexts together are cut for
-    own_parts: int | None = None  # at most so many of each context, whatever the others are
 
 
 class ContextList(NamedTuple):
@@ -42,19 +40,13 @@ def whole_contexts(ends: jax.Array) -> ContextList:
 def context_list(ends: jax.Array, block: int, cut: Cut) -> ContextList:
     """Of contexts that have so many positions, [r], cut at multiples of `block`."""
     count = len(ends)
-    if cut.own_parts is None:
-        # One more, for what a sum in float32 may be wrong by. Contexts of one length become no more parts than there
-        # are programs: a few parts more would wait for all others.
-        least = jnp.maximum(cut.least, (ends.astype(jnp.float32).sum() / cut.programs).astype(jnp.int32) + 1)
-        wanted = ends // least
-        num_parts, num_places = count + cut.programs, cut.programs
-    else:
-        wanted = jnp.minimum(-(-ends // cut.least), cut.own_parts)
-        num_parts = num_places = count * cut.own_parts
-    each = block * jnp.maximum(-(-ends // (block * jnp.maximum(wanted, 1))), 1)
+    # One more, for what a sum in float32 may be wrong by. Contexts of one length become no more parts than there are
+    # programs: a few parts more would wait for all others.
+    least = jnp.maximum(cut.least, (ends.astype(jnp.float32).sum() / cut.programs).astype(jnp.int32) + 1)
+    each = block * jnp.maximum(-(-ends // (block * jnp.maximum(ends // least, 1))), 1)
     counts = -(-ends // each)
     bounds, place_bounds = jnp.cumsum(counts), jnp.cumsum(jnp.where(counts > 1, counts, 0))
-    numbers = jnp.arange(num_parts, dtype=jnp.int32)
+    numbers = jnp.arange(count + cut.programs, dtype=jnp.int32)
     runs = jnp.minimum(jnp.searchsorted(bounds, numbers, side="right", method="compare_all"), count - 1)
     within = numbers - (bounds - counts)[runs]
     is_real = numbers < bounds[-1]
@@ -67,5 +59,5 @@ def context_list(ends: jax.Array, block: int, cut: Cut) -> ContextList:
         first_places[runs] + within,
         counts,
         first_places,
-        num_places,
+        cut.programs,
     )

@@ -5,17 +5,14 @@ every step, and a part of a context is known by its positions alone.
 """
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import add_norm as sum_and_norm
-from quire.ops.gpu.context_list import Cut
 from quire.ops.gpu.decode_attention import OF_CODES, PART, TILING, decode_attention
-from quire.ops.gpu.kernels import add_rms_norm, latent_by
-from quire.ops.gpu.latent_attention import latent_attention
+from quire.ops.gpu.kernels import add_rms_norm
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import EXACT, ONE_ORDER, Tiling, prefill_attention
 from quire.ops.heads import Heads
@@ -24,8 +21,6 @@ from quire.ops.pages import KVWriteTargets, Pages, Tiles
 from quire.ops.step_attention import PLAIN, Kernels
 
 PLACED_TOKENS = 8  # of a program; no step has fewer
-# Of latent attention: decodes in parts that their own lengths give, prompts in none.
-OF_DECODES, OF_PROMPTS = Cut(least=256, programs=1, own_parts=16), Cut(least=256, programs=1, own_parts=1)
 
 
 def tiling_of(dtype: jnp.dtype) -> Tiling:
@@ -58,34 +53,18 @@ def attend(
     return read(spec, q, pages, page_table, prompts, out, sinks)
 
 
-@partial(jax.jit, static_argnums=0)
-def attend_latent(
-    spec: AttentionSpec,
-    q: jax.Array,
-    pages: Pages,
-    page_table: jax.Array,
-    tiles: Tiles,
-    sinks: jax.Array | None = None,
-) -> jax.Array:
-    def kernel(spec: AttentionSpec, q: jax.Array, keys: jax.Array, table: jax.Array, some: Tiles, out: Any) -> Any:
-        return latent_attention(spec, q, keys, table, some, out, cut=OF_DECODES if some.num_single else OF_PROMPTS)
-
-    return latent_by(kernel, spec, q, pages, page_table, tiles, sinks)
-
-
 @partial(jax.jit, static_argnums=(2, 3))
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float, offset: float = 0.0) -> jax.Array:
     return sum_and_norm.norm(x, weight, eps, offset)
 
 
 def with_fixed_order(kernels: Kernels) -> Kernels:
-    """The kernels of a GPU with those that have one order. Experts and adapters have none: models with them are refused
-    before."""
+    """The kernels of a GPU with those that have one order. Latent attention, recurrent layers, experts and adapters
+    have none: what needs them is refused before."""
     norms = Norms(rms=rms_norm, add_rms=add_rms_norm)  # layer norms are XLA's
     return kernels._replace(
         place=place,
         attend=attend,
-        attend_latent=attend_latent,
         attend_fresh=PLAIN.attend_fresh,  # none: cuDNN need not add in the order of what goes on with a prompt
         max_fresh_sequences=0,
         norms=norms,

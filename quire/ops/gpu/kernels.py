@@ -72,8 +72,20 @@ def attend(
 
 
 @cache
-def _warn_of_plain_latent_attention(reason: str) -> None:
-    log.warning("latent attention %s has no kernel for GPUs: plain XLA runs in its place, several times slower", reason)
+def _warn_of_plain_latent_attention() -> None:
+    log.warning("this latent attention has no kernel for this GPU: plain XLA runs in its place, many times slower")
+
+
+def plain_latent_attention(
+    spec: AttentionSpec,
+    q: jax.Array,
+    pages: Pages,
+    page_table: jax.Array,
+    tiles: Tiles,
+    sinks: jax.Array | None = None,
+) -> jax.Array:
+    _warn_of_plain_latent_attention()
+    return tiled_attention(spec, q, pages, page_table, tiles, sinks)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -113,8 +125,7 @@ def latent_by(
     """[t, k, g, value_dim] by a kernel for the single tokens, and for the others. Layers of kinds that no model has are
     computed by XLA, and the log says so."""
     if not spec.sees_all or sinks is not None:
-        _warn_of_plain_latent_attention("with sinks" if sinks is not None else "over a window or chunks")
-        return tiled_attention(spec, q, pages, page_table, tiles, sinks)
+        return plain_latent_attention(spec, q, pages, page_table, tiles, sinks)
     single, out = tiles.num_single, None
     for part in (tiles.part(0, single), tiles.part(single, len(tiles))):
         out = kernel(spec, q, pages[0], page_table, part, out) if len(part) else out
@@ -231,12 +242,12 @@ GPU_WITHOUT_FP8 = GPU._replace(
     ),
 )
 
-LITTLE_SHARED_MEMORY = (8.6, 8.9, 12.0, 12.1)  # compute capabilities where a program has at most 99 KiB
+MUCH_SHARED_MEMORY = (8.0, 8.7, 9.0, 10.0, 10.3)  # compute capabilities where a program has more than 160 KiB
 
 
 def gpu_kernels(computes: float | None) -> Kernels:
     """The kernels for a compute capability; None is unknown."""
     kernels = GPU_WITHOUT_FP8 if lacks_fp8(computes) else GPU
-    return (
-        kernels._replace(attend_latent=attend_latent_in_little_memory) if computes in LITTLE_SHARED_MEMORY else kernels
-    )
+    if computes is None or computes in MUCH_SHARED_MEMORY:
+        return kernels
+    return kernels._replace(attend_latent=attend_latent_in_little_memory if computes >= 8.0 else plain_latent_attention)

@@ -16,7 +16,7 @@ from jax.experimental.pallas import triton as plgpu
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu.context_list import ContextList, Cut, context_list, whole_contexts
 from quire.ops.gpu.latent_parts import LatentParts, Rows, combine_latent_parts
-from quire.ops.gpu.tiles import MASKED, array, exponent_of_one, least_dot, load_masked, power_of_two, whole
+from quire.ops.gpu.tiles import MASKED, array, exponent_of_one, least_dot, load_masked, power_of_two, product, whole
 from quire.ops.pages import TILE, Tiles
 
 
@@ -25,7 +25,6 @@ class Tiling(NamedTuple):
     block: int  # positions read at a time
     num_warps: int
     num_stages: int
-    is_turned: bool = False  # positions are the rows of products, and heads their columns
     slab: int = 512  # features of a value in one product, at most
 
 
@@ -72,7 +71,7 @@ def latent_attention(
     cut = cut._replace(programs=max(1, cut.programs // tiles_of_heads))
     runs = _runs(tiles, rows.tokens)
     ends = jnp.where(runs.lengths > 0, runs.starts + runs.lengths, 0)
-    in_parts = is_single or (len(runs.starts) < cut.programs and cut.own_parts != 1)
+    in_parts = is_single or len(runs.starts) < cut.programs
     listed = context_list(ends, tiling.block, cut) if in_parts else whole_contexts(ends)
     tasks = _tasks(runs, listed)
     operands = [page_table, tasks, q, keys] + ([] if out is None else [out])
@@ -92,8 +91,7 @@ def latent_attention(
     if not in_parts:
         return result  # type: ignore[no-any-return]
     lengths = jnp.ones_like(runs.lengths) if is_single else runs.lengths
-    most = cut.own_parts or cut.programs
-    given = runs.offsets, lengths, listed, LatentParts(*parts), rows, most
+    given = runs.offsets, lengths, listed, LatentParts(*parts), rows, cut.programs
     return combine_latent_parts(result, *given, interpret=interpret)
 
 
@@ -186,35 +184,6 @@ class _Slab(NamedTuple):
         return self.features < self.end
 
 
-class _Products(NamedTuple):
-    """The products of rows [m, f] of queries with a block of positions [s, f], and of weights with its values.
-
-    They are [m, s] and [m, f]. Turned, positions are the rows of the first, and features those of the second: [s, m]
-    and [f, m].
-    """
-
-    is_turned: bool
-
-    def scores(self, q: jax.Array, keys: jax.Array) -> jax.Array:
-        return _product(keys, q, (1, 1)) if self.is_turned else _product(q, keys, (1, 1))
-
-    def weighted(self, weights: jax.Array, values: jax.Array) -> jax.Array:
-        weights = weights.astype(values.dtype)
-        return _product(values, weights, (0, 0)) if self.is_turned else _product(weights, values, (1, 0))
-
-    def of_rows(self, numbers: jax.Array) -> jax.Array:
-        return numbers[None, :] if self.is_turned else numbers[:, None]
-
-    def of_others(self, numbers: jax.Array) -> jax.Array:
-        """Those of positions or features."""
-        return numbers[:, None] if self.is_turned else numbers[None, :]
-
-    @property
-    def axis(self) -> int:
-        """That of positions or features."""
-        return 0 if self.is_turned else 1
-
-
 class _Softmax(NamedTuple):
     """A softmax under way over rows [m], with the sums of each slab of values."""
 
@@ -222,15 +191,16 @@ class _Softmax(NamedTuple):
     total: jax.Array
     outs: tuple[jax.Array, ...]
 
-    def add(self, unit: float, products: _Products, scores: jax.Array, values: list[jax.Array]) -> "_Softmax":
-        """With the scores and values of a block. A score that is MASKED weighs nothing, also where all are."""
-        highest = jnp.maximum(self.highest, scores.max(axis=products.axis))
+    def add(self, unit: float, scores: jax.Array, values: list[jax.Array]) -> "_Softmax":
+        """With the scores [m, s] and values [s, f] of a block. A score that is MASKED weighs nothing, also where all
+        are."""
+        highest = jnp.maximum(self.highest, scores.max(axis=1))
         base = jnp.where(highest > MASKED, highest, 0.0) * unit
-        weights = jnp.exp2(scores * unit - products.of_rows(base))
+        weights = jnp.exp2(scores * unit - base[:, None])
         shrink = jnp.exp2((self.highest - highest) * unit)
-        total = self.total * shrink + weights.sum(axis=products.axis)
+        total = self.total * shrink + weights.sum(axis=1)
         pairs = zip(self.outs, values, strict=True)
-        outs = (out * products.of_rows(shrink) + products.weighted(weights, value) for out, value in pairs)
+        outs = (out * shrink[:, None] + product(weights.astype(value.dtype), value, 0) for out, value in pairs)
         return _Softmax(highest, total, tuple(outs))
 
 
@@ -245,7 +215,7 @@ def _read(
     def _() -> None:
         token, head, query = rows.where(tile, q_ref.shape[2])
         is_row = (token < length) & (query < q_ref.shape[2])
-        slabs, products = _Slab.of_values(spec, tiling.slab), _Products(tiling.is_turned)
+        slabs = _Slab.of_values(spec, tiling.slab)
         all_slabs = [*slabs, _Slab.of_others(spec)]
 
         def load_queries(slab: _Slab) -> jax.Array:
@@ -260,25 +230,24 @@ def _read(
             so_far, pages = state
             next_pages = context.load_pages(index + 1)
             keys = [context.load(pages, index, slab) for slab in all_slabs]
-            scores = sum(products.scores(q, key) for q, key in zip(queries, keys, strict=True))
+            scores = sum(product(q, key, 1) for q, key in zip(queries, keys, strict=True))
             if spec.softcap is not None:
                 scores = jnp.tanh(scores * (spec.scale / spec.softcap))
             at = index * tiling.block + jnp.arange(tiling.block)
-            scores = jnp.where(products.of_others(at) <= products.of_rows(limits), scores, MASKED)
-            return so_far.add(exponent_of_one(spec), products, scores, keys[:-1]), next_pages
+            scores = jnp.where(at[None, :] <= limits[:, None], scores, MASKED)
+            return so_far.add(exponent_of_one(spec), scores, keys[:-1]), next_pages
 
         first, count = jax.lax.div(begin, tiling.block), jax.lax.div(last + tiling.block - 1, tiling.block)
-        shape = (slabs[0].width, rows.total) if tiling.is_turned else (rows.total, slabs[0].width)
         nothing = jnp.full(rows.total, MASKED, jnp.float32), jnp.zeros(rows.total, jnp.float32)
-        begun = _Softmax(*nothing, (jnp.zeros(shape, jnp.float32),) * len(slabs))
+        begun = _Softmax(*nothing, (jnp.zeros((rows.total, slabs[0].width), jnp.float32),) * len(slabs))
         softmax, _ = jax.lax.fori_loop(first, count, read, (begun, context.load_pages(first)))
 
         inverse = 1.0 / jnp.maximum(softmax.total, 1e-30)
         for out, slab in zip(softmax.outs, slabs, strict=True):
-            is_there = products.of_rows(is_row) & products.of_others(slab.is_there)
-            at_row, at_feature = products.of_rows(jnp.arange(rows.total)), products.of_others(slab.features)
-            where = products.of_rows(offset + token), head, products.of_rows(query), at_feature
-            result = (out * products.of_rows(inverse)).astype(out_ref.dtype)
+            is_there = is_row[:, None] & slab.is_there[None, :]
+            at_row, at_feature = jnp.arange(rows.total)[:, None], slab.features[None, :]
+            where = (offset + token)[:, None], head, query[:, None], at_feature
+            result = (out * inverse[:, None]).astype(out_ref.dtype)
             plgpu.store(out_ref.at[where], result, mask=is_there & (is_whole == 1))
             if parts is not None:
                 plgpu.store(parts.outs.at[place, tile, at_row, at_feature], out, mask=is_there & (is_whole == 0))
@@ -294,10 +263,3 @@ def _outputs(others: tuple[Any, ...]) -> tuple[Any, LatentParts | None]:
     if len(others) <= 3:
         return others[-1], None
     return others[-4], LatentParts(*others[-3:])
-
-
-def _product(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
-    """Sums over these axes. float32 is not rounded, as in `product` of quire.ops.gpu.tiles."""
-    exact = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    dimensions = ((axes[:1], axes[1:]), ((), ()))
-    return jax.lax.dot_general(a, b, dimensions, precision=exact, preferred_element_type=jnp.float32)
