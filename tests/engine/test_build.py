@@ -111,5 +111,6 @@ def test_a_step_is_measured_where_its_estimate_takes_much_of_the_pages_memory(
     num_pages = round(estimated_step_bytes(deployment) / (share * SMALL_STEP * deployment.page_bytes))
     deployment = replace(deployment, limits=replace(deployment.limits, num_pages=num_pages))
     assert measures_step(deployment) == is_measured
+    assert measures_step(replace(deployment, resolved=replace(deployment.resolved, quantize="fp8")))
     given = replace(deployment, config=replace(deployment.config, num_pages=num_pages))
     assert not measures_step(given)
