@@ -54,7 +54,8 @@ class Harness:
         )
         self.lookahead = lookahead
         self._owners: dict[int, tuple[int, int, int]] = {}  # by slot: request, sample and epoch
-        self._ran: set[tuple[int, int]] = set()  # sequences, with their epochs, that ran before the last plan
+        self._ran: dict[tuple[int, int], object] = {}  # the promises of those that ran before the last plan
+        self._free_slots: list[int] = []  # before it
         self._head: tuple[int, int, int] | None = None  # the turn of the first that waited before it
         self.in_flight: deque[tuple[StepPlan, Pending]] = deque()
         self.tokens: dict[tuple[int, int], list[int]] = {}
@@ -122,7 +123,8 @@ class Harness:
             self.failures[failure.request_id] = failure
         if len(self.in_flight) > self.lookahead:
             return None
-        self._ran = {(one.id, one.epoch) for one in self.scheduler._running}
+        self._ran = self._promises()
+        self._free_slots = list(self.scheduler._running._free_slots)
         head = self.scheduler._queue.head()
         self._head = None if head is None else head.turn
         plan = self.scheduler.plan()
@@ -218,15 +220,23 @@ class Harness:
     def _check_shares(self, plan: StepPlan) -> None:
         """The first prompt that does not end in this step has all tokens but a share for those behind it.
 
-        Those that ran come first, in their turn, then those that start. If the first that waited has its turn before
-        it, the share is for the long one. During a search for a fault the order is that of the search.
+        Those that ran come first, in their turn, then those that start, as they do: mostly in their turn, but one that
+        waited in vain for a snapshot of another is back in line when some have started. If the first that waited has
+        its turn before it, the share is for the long one. During a search for a fault the order is that of the search.
+
+        Nothing is said of steps in which one that ran loses its slot, or its promise since no snapshot is free. It, or
+        those that waited for it, are back in line while the step is planned, and may then pass a long prompt that none
+        passed before.
         """
-        if self.scheduler._queue.focus is not None:
+        if self.scheduler._queue.focus is not None or not self._ran.items() <= self._promises().items():
             return
         lengths = {
             (chunk.request_id, chunk.sample): chunk.length for chunk in plan.chunks if chunk.kind is Kind.PREFILL
         }
-        running = sorted(self.scheduler._running, key=lambda one: ((one.id, one.epoch) not in self._ran, one.turn))
+        ran = [one for one in self.scheduler._running if (one.id, one.epoch) in self._ran]
+        started = [one for one in self.scheduler._running if (one.id, one.epoch) not in self._ran]
+        started.sort(key=lambda one: self._free_slots.index(one.slot), reverse=True)  # the last slot is taken first
+        running = [*sorted(ran, key=lambda one: one.turn), *started]
         prefilling = self.scheduler._running.prefilling
         # One that is cut for a snapshot has all tokens that it may have.
         is_long = [one.id in prefilling and (not one.saved_end or one.saved_end < one.num_planned) for one in running]
@@ -237,6 +247,10 @@ class Harness:
             is_passed = self._head is not None and self._head < first.turn
             behind = sum(lengths.get((one.request_id, one.sample), 0) for one in others)
             assert behind <= (most - max(1, most // 4) if is_passed else most // 4)
+
+    def _promises(self) -> dict[tuple[int, int], object]:
+        """The page, if any, that others wait for each sequence that runs to compute; by its id and epoch."""
+        return {(one.id, one.epoch): one.promised for one in self.scheduler._running}
 
     def _check_kinds(self, plan: StepPlan) -> None:
         """Where tokens are replayed, a prefill never has one that was generated, and a decode none of a prompt."""

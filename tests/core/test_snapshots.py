@@ -5,6 +5,7 @@ import pytest
 from quire.core.plan import Kind
 from quire.reach import ChunkReach
 from tests.core.harness import GREEDY, Harness, limits, request
+from tests.core.test_scheduler import prefilled
 from tests.fake_executor import NAN, expected_tokens
 
 
@@ -97,6 +98,27 @@ def test_those_that_wait_for_a_snapshot_that_cannot_be_taken_start_without_it():
     assert one.scheduler.num_running == 3
     one.run()
     assert sorted(one.cached.values()) == [0, 0, 0, 12]
+
+
+def test_one_that_waited_in_vain_starts_behind_what_started_before_it_was_back_in_line():
+    """That there is no snapshot for the first is known when the third has started."""
+    one = harness(snapshots=1, max_batch_prefill_tokens=14)
+    for number in (1, 2):
+        one.add(request(number, prompt=tuple(range(21))))
+    assert prefilled(one.plan()) == {1: 12}, "it takes the snapshot, and the step is in flight"
+    one.add(request(3, prompt=tuple(range(30, 35))))
+    assert prefilled(one.plan()) == {1: 8, 3: 4, 2: 2}, "all but the second have what they may have before a cut"
+    one.run()
+
+
+def test_one_that_waits_in_vain_for_what_starts_in_the_same_step_is_behind_those_between_them():
+    one = harness(lookahead=2, page_size=2, snapshots=1, max_batch_prefill_tokens=17, max_step_tokens=24)
+    one.add(request(1, prompt=(9, 9, 9), max_tokens=0))
+    assert [prefilled(one.plan()), prefilled(one.plan())] == [{1: 2}, {1: 1}], "the first step has the snapshot"
+    for number, prompt in ((2, (1, 2, 3)), (3, (1, 2, 3, 4, 5)), (4, tuple(range(20, 35)))):
+        one.add(request(number, prompt=prompt))
+    assert prefilled(one.plan()) == {2: 2, 4: 14, 3: 1}
+    one.run()
 
 
 def test_equal_prompts_wait_until_the_snapshot_is_there_however_many_steps_it_takes():

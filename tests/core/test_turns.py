@@ -22,6 +22,42 @@ def test_a_long_prompt_that_others_pass_keeps_a_share():
     assert list(harness.finished) == [(2, 0), (3, 0), (4, 0), (1, 0)]
 
 
+def test_one_that_loses_its_slot_passes_a_long_prompt_in_the_same_step():
+    """It has its turn before the long one, which keeps a quarter. As it does not fit into the rest, another starts."""
+    harness = Harness(limits(num_pages=31, max_sequence_tokens=200, max_batch_size=2, max_step_tokens=24,
+                             prefix_caching=False, short_prompt=0))  # fmt: skip
+    harness.add(request(1, prompt=LONG, max_tokens=2))
+    harness.step()
+    harness.add(request(2, prompt=LONG[:12], max_tokens=60))
+    harness.step()
+    harness.add(request(3, prompt=LONG[:8], max_tokens=2, priority=1))
+    harness.scheduler.budget.max_prefill_beside_decodes = 1
+    while not harness.scheduler.counters.preemptions:
+        plan = harness.plan()
+        harness.complete()
+    assert prefilled(plan) == {1: 8, 3: 8}
+    harness.run()
+    assert list(harness.finished) == [(3, 0), (1, 0), (2, 0)]
+
+
+def test_one_that_waited_in_vain_passes_a_long_prompt_in_the_same_step():
+    """The second waits for a snapshot of the first, and there is one, which the step in flight writes."""
+    harness = Harness(limits(num_pages=200, max_batch_size=8, max_step_tokens=40, max_batch_prefill_tokens=27,
+                             snapshots=1, snapshot_tokens=0), lookahead=1)  # fmt: skip
+    for request_id in (1, 2):
+        harness.add(request(request_id, prompt=LONG[:33]))
+    assert prefilled(harness.plan()) == {1: 24}
+    running = harness.scheduler._running
+    for request_id, length in ((3, 5), (4, 60)):  # they start as where a share was too small for them
+        harness.add(request(request_id, prompt=tuple(range(50 * request_id, 50 * request_id + length))))
+        (sequence,) = harness.scheduler._requests.sequences(request_id)
+        running.start(sequence, running.match(sequence), 1)
+    for request_id, length in ((5, 12), (6, 4)):
+        harness.add(request(request_id, prompt=tuple(range(50 * request_id, 50 * request_id + length))))
+    assert prefilled(harness.plan()) == {1: 8, 3: 4, 5: 8, 6: 4, 4: 3}, "of 15 a quarter is for the long one"
+    harness.run()
+
+
 def test_shorter_prompts_pass_a_long_one_until_it_is_due():
     """It is due when 64 times its tokens have arrived after it."""
     harness = Harness(limits(num_pages=200, max_sequence_tokens=200, max_batch_size=1, max_batch_prefill_tokens=32,
