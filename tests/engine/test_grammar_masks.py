@@ -249,6 +249,7 @@ def test_a_grammar_that_cannot_be_followed_fails_its_request_alone(number, why):
     assert list(rig.failed) == [1]
     assert isinstance(rig.failed[1], RequestFailed)
     assert why in str(rig.failed[1])
+    assert {request_id for request_id, _ in rig.finished} == {2, 3}, "it has an end after it failed"
     assert all(rig.tokens[one.request_id, 0] == expected(one) for one in others)
 
 
