@@ -150,7 +150,7 @@ def second_turns(
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `build` reads."""
+    """Options that `build` reads."""
     parser.add_argument("--model", default="default")
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--resident", type=int, default=3, help="conversations that the device has pages for")
