@@ -14,7 +14,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.context_list import Cut, context_list, whole_contexts
 from quire.ops.gpu.kernels import GPU
-from quire.ops.gpu.latent_attention import FEW, MANY, SOME, Tiling, latent_attention, tiling_of
+from quire.ops.gpu.latent_attention import FEW, IN_LITTLE_MEMORY, MANY, Tiling, latent_attention, tiling_of
 from quire.ops.kernels import kernels_for
 from quire.ops.tiled_attention import tiled_attention
 from tests.gpu.test_kernels import WIDTH, check, paged
@@ -128,9 +128,9 @@ def test_few_contexts_are_cut_for_all_programs_and_many_for_none() -> None:
 
 
 def test_tilings_are_chosen_by_rows_and_memory() -> None:
-    assert tiling_of(jnp.bfloat16, 16) == tiling_of(jnp.bfloat16, 16, has_little_memory=True) == FEW
+    assert tiling_of(jnp.bfloat16, 16) == tiling_of(jnp.bfloat16, 16, IN_LITTLE_MEMORY) == FEW
     assert tiling_of(jnp.bfloat16, 128) == MANY
-    assert tiling_of(jnp.bfloat16, 128, has_little_memory=True) == SOME
+    assert tiling_of(jnp.bfloat16, 128, IN_LITTLE_MEMORY) == IN_LITTLE_MEMORY
     assert tiling_of(jnp.float32, 128).rows == 16
     chosen = {
         computes: kernels_for("gpu", "bfloat16", computes=computes) for computes in (7.5, 8.0, 8.6, 9.0, 12.0, None)

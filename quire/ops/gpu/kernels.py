@@ -21,7 +21,7 @@ from quire.ops.gpu.adapter_product import add_products
 from quire.ops.gpu.decode_attention import decode_attention
 from quire.ops.gpu.expert_product import expert_product
 from quire.ops.gpu.filter_cuts import filter_cuts
-from quire.ops.gpu.latent_attention import latent_attention
+from quire.ops.gpu.latent_attention import IN_LITTLE_MEMORY, latent_attention
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import prefill_attention
 from quire.ops.heads import Heads
@@ -88,31 +88,6 @@ def plain_latent_attention(
     return tiled_attention(spec, q, pages, page_table, tiles, sinks)
 
 
-@partial(jax.jit, static_argnums=0)
-def attend_latent(
-    spec: AttentionSpec,
-    q: jax.Array,
-    pages: Pages,
-    page_table: jax.Array,
-    tiles: Tiles,
-    sinks: jax.Array | None = None,
-) -> jax.Array:
-    return latent_by(latent_attention, spec, q, pages, page_table, tiles, sinks)
-
-
-@partial(jax.jit, static_argnums=0)
-def attend_latent_in_little_memory(
-    spec: AttentionSpec,
-    q: jax.Array,
-    pages: Pages,
-    page_table: jax.Array,
-    tiles: Tiles,
-    sinks: jax.Array | None = None,
-) -> jax.Array:
-    kernel = partial(latent_attention, has_little_memory=True)
-    return latent_by(kernel, spec, q, pages, page_table, tiles, sinks)
-
-
 def latent_by(
     kernel: Callable[..., jax.Array],
     spec: AttentionSpec,
@@ -120,7 +95,7 @@ def latent_by(
     pages: Pages,
     page_table: jax.Array,
     tiles: Tiles,
-    sinks: jax.Array | None,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """[t, k, g, value_dim] by a kernel for the single tokens, and for the others. Layers of kinds that no model has are
     computed by XLA, and the log says so."""
@@ -131,6 +106,12 @@ def latent_by(
         out = kernel(spec, q, pages[0], page_table, part, out) if len(part) else out
     assert out is not None
     return out
+
+
+attend_latent = jax.jit(partial(latent_by, latent_attention), static_argnums=0)
+attend_latent_in_little_memory = jax.jit(
+    partial(latent_by, partial(latent_attention, many=IN_LITTLE_MEMORY)), static_argnums=0
+)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -30,16 +30,16 @@ class Tiling(NamedTuple):
 
 # Of up to 16 rows, of more, and of more where a program may have but 99 KiB of shared memory. Products of float32 are
 # written out, and larger ones take minutes to compile.
-FEW, MANY, SOME = Tiling(16, 32, 4, 3), Tiling(64, 32, 8, 2, slab=128), Tiling(32, 32, 8, 2)
+FEW, MANY, IN_LITTLE_MEMORY = Tiling(16, 32, 4, 3), Tiling(64, 32, 8, 2, slab=128), Tiling(32, 32, 8, 2)
 EXACT = Tiling(16, 16, 4, 1, slab=128)
 CUT = Cut(least=128, programs=264)  # two programs for each multiprocessor of a large GPU
 
 
-def tiling_of(dtype: Any, rows: int, has_little_memory: bool = False) -> Tiling:
+def tiling_of(dtype: Any, rows: int, many: Tiling = MANY) -> Tiling:
     """`rows`: tokens times heads that read the same positions."""
     if dtype == jnp.float32:
         return EXACT
-    return FEW if rows <= FEW.rows else SOME if has_little_memory else MANY
+    return FEW if rows <= FEW.rows else many
 
 
 def latent_attention(
@@ -52,19 +52,19 @@ def latent_attention(
     *,
     tiling: Tiling | None = None,
     cut: Cut = CUT,
-    has_little_memory: bool = False,
+    many: Tiling = MANY,
     interpret: bool = False,
 ) -> jax.Array:
     """Attention of q [t, k, g, h] over keys [num_pages, page_size, k, h]; [t, k, g, value_dim], written over `out`.
 
     Tiles are all single tokens, or all of prefills. Tokens of no tile stay as they are in `out`; where there is none,
-    anything may be there. Single tokens that are padding become zero. `has_little_memory`: the device, for a program.
+    anything may be there. Single tokens that are padding become zero. `many`: the tiling of many rows.
     """
     assert spec.value_dim is not None
     assert spec.sees_all
     is_single = tiles.num_single > 0
     heads, group = q.shape[1:3]
-    tiling = tiling or tiling_of(q.dtype, group if is_single else group * TILE, has_little_memory)
+    tiling = tiling or tiling_of(q.dtype, group if is_single else group * TILE, many)
     queries = min(tiling.rows, least_dot(group) if is_single else power_of_two(group))
     rows = Rows(1 if is_single else min(TILE, tiling.rows // queries), queries)
     tiles_of_heads = heads * -(-group // queries)
