@@ -63,14 +63,14 @@ class DecoderLayer:
 
         Outputs are added to x one block later, so that a platform can fuse the sum with the norm that follows it.
         """
-        dtype = code_dtype(weights["attention"], len(x))
+        dtype = code_dtype(weights["attention"], len(x), ops.rounding)
         x, normal = _normal_sum(self.before_attention, weights.get("before_attention"), x, out, ops, dtype)
         out, state = self.attention(weights["attention"], normal, rotation, state, ops)
         if self.is_parallel:
             return x, scaled(out) + scaled(self.feed_forward(weights["feed_forward"], normal, ops)), state
         out = self._finished(out, self.after_attention, weights.get("after_attention"), ops)
 
-        dtype = code_dtype(weights["feed_forward"], len(x))
+        dtype = code_dtype(weights["feed_forward"], len(x), ops.rounding)
         x, normal = _normal_sum(self.before_feed_forward, weights.get("before_feed_forward"), x, out, ops, dtype)
         out = self.feed_forward(weights["feed_forward"], normal, ops)
         return x, self._finished(out, self.after_feed_forward, weights.get("after_feed_forward"), ops), state

@@ -89,7 +89,7 @@ class GatedMLP:
             if isinstance(down, AdaptedWeight):
                 out = down.add_to(out, pairs, gated=True)
             return (out if down_bias is None else out + down_bias.astype(jnp.float32)).astype(x.dtype)
-        dtype = code_dtype(down, len(x))
+        dtype = code_dtype(down, len(x), ops.rounding)
         rows: Rows
         if dtype is None:
             rows = gated(self.activation, scaled(both))

@@ -19,6 +19,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.coded import Coded, Parts
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import QuantizedWeight, product, rows_of, shape_of
+from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
 from quire.ops.rounded_rows import RoundedRows, RoundingOps, Rows, Sums, values
 
 BaseWeight = jax.Array | NativeWeight | QuantizedWeight | Parts
@@ -38,12 +39,13 @@ def project(equation: str, x: Rows, weight: Weight, bias: jax.Array | None = Non
 
 def project_sums(equation: str, x: Rows, weight: Weight, bias: jax.Array | None, rounding: RoundingOps) -> Sums:
     """Like `project`, for a reader that applies scales itself where there are any. `rounding` makes codes of x."""
-    dtype = code_dtype(weight, len(x))
+    dtype = code_dtype(weight, len(x), rounding)
     if dtype is not None and not isinstance(x, RoundedRows):
         x = rounding.rows(x.reshape(len(x), -1), dtype)
-    if dtype is None or bias is not None or not isinstance(weight, Coded):
+    if dtype is None or not isinstance(weight, Coded):
         return project(equation, x, weight, bias)
-    return weight.sums(x, x.dtype).reshape(*weight.shape[: _num_output_axes(equation)])
+    sums = weight.sums(x, x.dtype, rounding.product).reshape(*weight.shape[: _num_output_axes(equation)])
+    return sums if bias is None else (sums.numbers() + bias.astype(jnp.float32)).astype(x.dtype)
 
 
 def _num_output_axes(equation: str) -> int:
@@ -54,15 +56,23 @@ def _num_output_axes(equation: str) -> int:
     return num_output_axes
 
 
-def code_dtype(weights: Any, num_rows: int) -> Any | None:
+def code_dtype(weights: Any, num_rows: int, rounding: RoundingOps) -> Any | None:
     """The type of codes in which so many rows meet a weight, or those of a block, which are alike where a checkpoint
     does not leave some as they are; None where they are not rounded."""
-    found = (node.row_code_dtype(num_rows) for node in jax.tree.leaves(weights, is_leaf=_is_coded) if _is_coded(node))
+    if isinstance(weights, AdaptedWeight):  # multiplied by XLA, as it is
+        weights, rounding = (weights.weight, weights.stack), PLAIN_ROUNDING
+    found = (_code_dtype(node, num_rows, rounding) for node in jax.tree.leaves(weights, is_leaf=_is_weight))
     return next((dtype for dtype in found if dtype is not None), None)
 
 
-def _is_coded(node: object) -> bool:
-    return isinstance(node, Coded)
+def _code_dtype(node: object, num_rows: int, rounding: RoundingOps) -> Any | None:
+    if isinstance(node, AdaptedWeight):
+        return code_dtype(node, num_rows, rounding)
+    return node.row_code_dtype(num_rows, rounding.product) if isinstance(node, Coded) else None
+
+
+def _is_weight(node: object) -> bool:
+    return isinstance(node, Coded | AdaptedWeight)
 
 
 def matmul(x: Rows, weight: Weight, num_output_axes: int, dtype: Any = jnp.float32) -> jax.Array:

@@ -18,6 +18,7 @@ from quire.ops.rounded_rows import (
     EPSILON,
     HALF_OF_INT8,
     LARGEST_FLOAT8,
+    CodeProduct,
     RoundedRows,
     Rows,
     ScaledSums,
@@ -32,8 +33,8 @@ GroupedProduct = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 MIDDLE = 8  # the zero point of four bits that have no other
 LARGEST_INT8 = 127.0
-# Rows up to which a GPU widens codes inside the product: reading them takes all the time there, and rounding rows would
-# add to it. Programs with so few rows are compiled with XLA's own products, which alone can do that.
+# Rows up to which a GPU widens codes inside the product, where it has no kernel: reading them takes all the time there,
+# and rounding rows would add to it. Programs of so few rows are compiled with XLA's own products, which alone do that.
 FEW_ROWS = 32
 WIDENED_AT_ONCE = 1 << 24  # numbers of experts; their float copies are a step's largest temporary otherwise
 
@@ -193,15 +194,23 @@ class Coded:
     def _column_scales(self) -> jax.Array:
         return jnp.asarray(self.scales.reshape(-1).astype(jnp.float32))
 
-    def row_code_dtype(self, num_rows: int) -> Any | None:
+    def row_code_dtype(self, num_rows: int, kernel: CodeProduct | None) -> Any | None:
         """The type of the codes that so many rows are multiplied in, each row with a scale of its own; else None."""
-        is_rounded = self._multiplies_codes and not self.is_of_experts and num_rows > FEW_ROWS
-        return self.codes.dtype if is_rounded and self.input_scale is None else None
+        if not self._multiplies_codes or self.is_of_experts or self.input_scale is not None:
+            return None
+        return self.codes.dtype if num_rows > FEW_ROWS or self._has(kernel, num_rows) else None
 
-    def sums(self, x: Rows, dtype: Any) -> ScaledSums:
-        """[t, outputs] of many rows x [t, inputs], whose numbers the caller rounds to `dtype`."""
+    def _has(self, kernel: CodeProduct | None, num_rows: int) -> bool:
+        """True if the kernel is for products of so many rows with this matrix."""
+        if kernel is None or self.codes.dtype != jnp.float8_e4m3fn:
+            return False
+        at = len(self.shape) - self.num_contracted
+        return kernel.fits(num_rows, prod(self.shape[:at]), prod(self.shape[at:]))
+
+    def sums(self, x: Rows, dtype: Any, kernel: CodeProduct | None = None) -> ScaledSums:
+        """[t, outputs] of rows x [t, inputs], whose numbers the caller rounds to `dtype`."""
         assert self.rounding is not None
-        if isinstance(x, RoundedRows) and x.codes.dtype == self.row_code_dtype(len(x)):
+        if isinstance(x, RoundedRows) and x.codes.dtype == self.row_code_dtype(len(x), kernel):
             rows, row_scales = x.codes, x.scales
         else:
             rows, row_scales = self.rounding.codes(values(x), self.input_scale)
@@ -209,7 +218,10 @@ class Coded:
         sums = jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32
         sums = sums if self.rounding.is_float else jnp.int32
         codes = self.codes.reshape(-1, rows.shape[1])
-        out = jnp.einsum("ti,oi->to", rows, codes, preferred_element_type=sums)
+        if kernel is not None and self._has(kernel, len(rows)):
+            out = kernel.multiply(rows, codes, sums)
+        else:
+            out = jnp.einsum("ti,oi->to", rows, codes, preferred_element_type=sums)
         return ScaledSums(out, row_scales, self._column_scales, jnp.dtype(dtype))
 
     def grouped_product(

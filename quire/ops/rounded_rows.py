@@ -138,8 +138,16 @@ def gate(activation: Activation, both: Sums, code_dtype: Any) -> RoundedRows:
     return round_rows(gated_values(activation, both), code_dtype)
 
 
+class CodeProduct(NamedTuple):
+    """A kernel for products of codes, where rows are so few that reading the matrix takes all the time."""
+
+    fits: Callable[[int, int, int], bool]  # (number of rows, outputs, inputs)
+    multiply: Callable[[jax.Array, jax.Array, Any], jax.Array]  # (rows, matrix [outputs, inputs], type of the sums)
+
+
 class RoundingOps(NamedTuple):
-    """The operations of a platform that make rounded rows. The last argument is the type of codes."""
+    """The operations of a platform that make rounded rows. The last argument is the type of codes. `product` is for
+    codes of e4m3."""
 
     rows: Callable[[jax.Array, Any], RoundedRows] = round_rows
     # (x, addend, weight, eps, offset, code_dtype)
@@ -147,6 +155,7 @@ class RoundingOps(NamedTuple):
         add_rms_norm
     )
     gate: Callable[[Activation, Sums, Any], RoundedRows] = gate
+    product: CodeProduct | None = None
 
 
 PLAIN = RoundingOps()

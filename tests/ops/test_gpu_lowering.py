@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from quire.models.channel_weights import channel_weight
+from quire.models.channel_weights import channel_like, channel_weight
 from quire.models.checkpoint import direct
 from quire.models.feed_forward import ACTIVATIONS, grouped
-from quire.models.params import Param
+from quire.models.params import Param, Tensor
+from quire.models.projection import project_sums
 from quire.ops.adapters import AdapterStack, JoinedStack
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.coded import Coded, Rounding
@@ -27,7 +28,7 @@ from quire.ops.gpu.kernels import GPU, attend
 from quire.ops.heads import Heads
 from quire.ops.kernels import kernels_for
 from quire.ops.pages import TILE, CodedPages, KVWriteTargets, PageAccess, SharedPrefixes, Tiles
-from quire.ops.rounded_rows import ScaledSums
+from quire.ops.rounded_rows import RoundingOps, ScaledSums, scaled
 from quire.ops.step_attention import step_attention
 
 SPECS = {
@@ -388,6 +389,26 @@ def test_codes_reach_the_compiler_as_they_are(kind: Any, rows: int) -> None:
     pair = (code, code, sums) if rows > 32 else ("bf16", "bf16", "f32")
     assert f"(tensor<{rows}x128x{pair[0]}>, tensor<96x128x{pair[1]}>) -> tensor<{rows}x96x{pair[2]}>" in product
     assert sum("96x128x" in line and "convert" in line for line in lines) == (rows <= 32)
+
+
+@pytest.mark.parametrize(("rows", "num_kernels"), [(8, 0), (16, 1), (64, 1), (128, 0)])
+def test_few_rows_meet_e4m3_in_a_kernel_on_hopper(rows: int, num_kernels: int) -> None:
+    """And nowhere else; nor where answers are reproducible, as more rows have other products."""
+    param = Param((4096, 4096), ("mlp", "embed"), (Tensor("matrix", (4096, 4096)),), num_contracted=1)
+    weight = direct(channel_like(param, "fp8"))
+
+    def sums(rounding: RoundingOps, x: jax.Array, weight: Coded) -> jax.Array:
+        return scaled(project_sums("td,md->tm", x, weight, None, rounding))
+
+    x = jax.ShapeDtypeStruct((rows, 4096), jnp.bfloat16)
+    for computes, fixed_order in ((9.0, False), (9.0, True), (8.9, False), (10.0, False), (None, False)):
+        kernels = kernels_for("gpu", "bfloat16", computes=computes, fixed_order=fixed_order)
+        with on_an_h200():
+            text = (
+                jax.jit(partial(sums, kernels.rounding)).trace(x, weight).lower(lowering_platforms=("cuda",)).as_text()
+            )
+        has_kernel = computes == 9.0 and not fixed_order
+        assert text.count("stablehlo.custom_call @mosaic_gpu") == num_kernels * has_kernel
 
 
 def test_a_jax_without_the_backend_is_refused_with_the_remedy() -> None:

@@ -28,7 +28,7 @@ from quire.ops.heads import Heads
 from quire.ops.norms import Norms
 from quire.ops.pages import KVWriteTargets, Pages, Segments, Tiles
 from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
-from quire.ops.rounded_rows import Activation, RoundedRows, RoundingOps, ScaledSums, Sums, gated_values
+from quire.ops.rounded_rows import Activation, CodeProduct, RoundedRows, RoundingOps, ScaledSums, Sums, gated_values
 from quire.ops.step_attention import Kernels
 from quire.ops.tiled_attention import tiled_attention
 
@@ -44,6 +44,12 @@ if tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11):
         from jax._src.cudnn import fused_attention_stablehlo as packed_attention
     except ImportError:
         log.info("this JAX has no packed attention of cuDNN; our own kernel runs in its place")
+
+try:  # by Mosaic, in the JAX of today and before 0.11 with absl-py
+    from quire.ops.gpu.code_product import blocks_of, code_product
+except ImportError as error:
+    log.info("this JAX has no products of e4m3 for few rows (%s): XLA's run in their place", error)
+    blocks_of = code_product = None  # type: ignore[assignment]
 
 MAX_FRESH_SEQUENCES = 8  # padding costs time, and the attention of many short prompts does not take much of it
 
@@ -173,6 +179,15 @@ def gate(activation: Activation, both: Sums, code_dtype: Any) -> RoundedRows:
     return rounded_rows.gate(activation, both, code_dtype)
 
 
+@partial(jax.jit, static_argnums=2)
+def multiply_codes(rows: jax.Array, matrix: jax.Array, dtype: Any) -> jax.Array:
+    return code_product(rows, matrix, dtype)
+
+
+def has_blocks(num_rows: int, outputs: int, inputs: int) -> bool:
+    return blocks_of(num_rows, outputs, inputs) is not None
+
+
 @partial(jax.jit, static_argnums=(1, 2))
 def choose_experts(
     scores: jax.Array, chosen: int, shares: Shares, is_real: jax.Array | None = None
@@ -226,9 +241,17 @@ GPU_WITHOUT_FP8 = GPU._replace(
 MUCH_SHARED_MEMORY = (8.0, 8.7, 9.0, 10.0, 10.3)  # compute capabilities where a program has more than 160 KiB
 
 
+HOPPER = 9.0  # the compute capability for which Mosaic's kernels are written
+
+# Rounding on a GPU whose device multiplies codes of few rows by a kernel of ours.
+ROUNDING_ON_HOPPER = GPU.rounding._replace(product=CodeProduct(has_blocks, multiply_codes))
+
+
 def gpu_kernels(computes: float | None) -> Kernels:
     """The kernels for a compute capability; None is unknown."""
     kernels = GPU_WITHOUT_FP8 if lacks_fp8(computes) else GPU
+    if computes == HOPPER and code_product is not None:
+        kernels = kernels._replace(rounding=ROUNDING_ON_HOPPER)
     if computes is None or computes in MUCH_SHARED_MEMORY:
         return kernels
     return kernels._replace(attend_latent=attend_latent_in_little_memory if computes >= 8.0 else plain_latent_attention)
