@@ -314,7 +314,7 @@ def with_windows_on_the_host(**changes: object) -> Harness:
     cache = harness.scheduler._running.cache
     for node in [node for root in cache._roots.values() for node in root.below()]:
         tier(harness).save(node, (1,))
-        cache._drop_page(node, 1)
+        cache._pool.release([cache._drop_page(node, 1)])
     run(harness, 3, (47,), 1)  # whose step saves them
     return harness
 
