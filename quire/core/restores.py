@@ -54,7 +54,6 @@ class Restores:
         if first >= max_pages:
             return None
         digests = prefix_digests(sequence.salt, sequence.tokens, self._page_size, max_pages, sequence.digests)
-
         find, path = self._host.find, match.path
 
         def pages_of(group: int, begin: int, end: int) -> list[HostPage | int]:
@@ -73,7 +72,7 @@ class Restores:
             found = [pages_of(group, begins[group], end) for group in groups]
             reached = min(begins[group] + len(found[group]) for group in groups)
             if reached == end:
-                columns = ([0] * (begins[group] - first) + found[group] for group in groups)
+                columns = ([*[0] * (begins[group] - first), *found[group]] for group in groups)
                 return Restore(list(zip(*columns, strict=True)), end)
             end = reached
         return None
