@@ -25,6 +25,7 @@ from quire.core.plan import Kind, Tier
 from quire.engine.build import build_engine, plan_deployment
 from quire.engine.built import Built
 from quire.engine.engine import Engine
+from quire.engine.garbage_collection import freeze_gc, relax_gc
 from quire.engine.observer import Observer, Step
 from quire.executor.memory import reserve_device_memory
 from quire.executor.program_order import ProgramOrder
@@ -166,6 +167,7 @@ def build(asked: argparse.Namespace) -> Built:
         asked.model, host_cache_gib=asked.host_cache_gib, max_total_tokens=asked.tokens + 64, max_batch_size=4,
         max_batch_prefill_tokens=asked.max_batch_prefill_tokens, reproducible=asked.reproducible,
     )  # fmt: skip
+    relax_gc()  # as a server does
     reserve_device_memory(asked.host_cache_gib)  # before anything looks for devices
     page_size = plan_deployment(replace(config, host_cache_gib=0.0)).limits.page_size
     needed = -(-(asked.tokens + 64) // page_size)
@@ -176,6 +178,7 @@ def build(asked: argparse.Namespace) -> Built:
         ProgramOrder.batches = property(lambda _: kept)  # type: ignore[method-assign,assignment]
     for _ in built.warm_up():
         pass
+    freeze_gc()
     return built
 
 

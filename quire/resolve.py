@@ -169,7 +169,7 @@ LOWEST = {
 WAITING_SERVED_RATIO, MAX_WAITING_TOKENS = 0.3, 20
 RESERVE_BYTES = 256 * 2**20  # for fragments, programs and small arrays
 # For pages on their way between a GPU and the host: those of two fetches, a copy of one, and those that are saved.
-MOVING_BYTES = 2816 * 2**20
+MOVING_BYTES = 3328 * 2**20
 MAX_ARRAY_NUMBERS = 2**31 - 1  # whose places the kernels of a GPU count in 32 bits
 MAX_HOST_CACHE_BYTES = 2 * 2**30
 LARGE_MODEL_BYTES = 8 * 2**30  # on one device; to read them takes milliseconds

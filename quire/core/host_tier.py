@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from quire.core.page_pool import PagePool
-from quire.core.plan import PageCopy, Place, Tier
+from quire.core.plan import PageCopy, copy_to_host
 from quire.core.prefix_tree import TOKEN_BYTES, Node, digest_after, digest_of_salt, encoded, packed
 from quire.core.restore import HostPage, PageKey
 
@@ -45,15 +45,21 @@ class HostTier:
         for group in groups:
             if not (page := node.pages[group]):
                 continue
-            if (digest, group) in self._pages:
-                self._pages.move_to_end((digest, group))
+            key = digest, group
+            if key in self._pages:
+                self._pages.move_to_end(key)
                 continue
-            saved = self.reserve((digest, group)) if len(self._copies) < self._max_saves else None
+            saved = self.reserve(key) if len(self._copies) < self._max_saves else None
             if saved is None:
                 self.num_lost += 1
                 continue
             self._saving.append(saved)
-            self._copies.append(PageCopy(Place(Tier.DEVICE, page), Place(Tier.HOST, saved.page)))
+            self._copies.append(copy_to_host(page, saved.page))
+
+    @property
+    def num_saves_left(self) -> int:
+        """Pages that the plan under construction may still save."""
+        return self._max_saves - len(self._copies)
 
     def take_saves(self) -> tuple[list[PageCopy], list[HostPage]]:
         """The copies that the next plan must begin with, and their targets, which `confirm` or `abandon` gets."""
@@ -83,14 +89,14 @@ class HostTier:
     def hold(self, pages: Iterable[HostPage]) -> None:
         """They will be read, and stay until they are released. They count as used now, the first as the last one: what
         follows a page is useless without it."""
-        for one in reversed(list(pages)):
-            self._pool.hold((one.page,))
+        held = list(pages)
+        self._pool.hold([one.page for one in held])
+        for one in reversed(held):
             if self._pages.get(one.key) is one:
                 self._pages.move_to_end(one.key)
 
     def release(self, pages: Iterable[HostPage]) -> None:
-        for one in pages:
-            self._pool.release((one.page,))
+        self._pool.release([one.page for one in pages])
 
     def distrust(self, pages: Iterable[HostPage]) -> None:
         """A step that read them failed. They are forgotten, so that the next try does without them."""
@@ -111,14 +117,13 @@ class HostTier:
         None when the tier has one for `key` already, or when all are in use."""
         if key in self._pages:
             return None
-        pages = self._pool.take(1)
-        if pages is None:
+        if not self._pool.num_free:
             oldest = next((one for one in self._pages.values() if one.is_ready and self._is_idle(one)), None)
             if oldest is None:
                 return None
             self._forget(oldest)
-            pages = self._pool.take(1)
-            assert pages is not None
+        pages = self._pool.take(1)
+        assert pages is not None
         self._pool.hold(pages)
         reserved = self._pages[key] = HostPage(key, pages[0])
         return reserved

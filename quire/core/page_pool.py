@@ -38,7 +38,8 @@ class PagePool:
         free = self._free
         if count > len(free):
             return None
-        taken = [free.pop() for _ in range(count)]
+        taken = free[: -count - 1 : -1]
+        del free[len(free) - count :]
         for page in taken:
             self._holders[page] = 1
         return taken

@@ -61,8 +61,20 @@ class PageCopy(NamedTuple):
     target: Place
 
 
+_new = tuple.__new__  # PageCopy(...) and Place(...) at half their cost: they are many
+_DEVICE, _HOST = Tier.DEVICE, Tier.HOST
+
+
 def device_copy(source: int, target: int) -> PageCopy:
     return PageCopy(Place(Tier.DEVICE, source), Place(Tier.DEVICE, target))
+
+
+def copy_to_host(page: int, host_page: int) -> PageCopy:
+    return _new(PageCopy, (_new(Place, (_DEVICE, page)), _new(Place, (_HOST, host_page))))
+
+
+def copy_from_host(host_page: int, page: int) -> PageCopy:
+    return _new(PageCopy, (_new(Place, (_HOST, host_page)), _new(Place, (_DEVICE, page))))
 
 
 class ForcedTokens(NamedTuple):

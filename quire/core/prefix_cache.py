@@ -8,6 +8,7 @@ from quire.core.lazy_heap import LazyHeap
 from quire.core.page_pool import PagePool
 from quire.core.prefix_tree import TOKEN_BYTES, Match, Node, PrefixCursor, begun_after, decoded, encoded, packed
 from quire.core.snapshots import Snapshots
+from quire.core.usable_prefix import usable_prefix
 from quire.reach import Reach, first_page
 
 
@@ -74,7 +75,7 @@ class PrefixCache:
                 break
             path.append(child)
             node = child
-        num_pages = self._usable(path)
+        num_pages = usable_prefix(path, self._page_size, self._windows, self._snapshots is not None)
         if num_pages:
             node = path[num_pages - 1]
             self._touch(node, num_pages)
@@ -105,12 +106,13 @@ class PrefixCache:
         tables: Sequence[Sequence[int]],
         num_pages: int,
         known: PrefixCursor | None = None,
+        digests: Sequence[bytes] = (),
     ) -> PrefixCursor:
         """Enter the first `num_pages` of each group's table, which hold exactly these computed tokens.
 
         The caller holds them. Where the tree has a page for the same tokens already it keeps its own. Returns the end
         of what the tree has. Up to `known`, the result of an earlier call for the same prefix, there is nothing to do
-        where that still holds.
+        where that still holds. `digests`: those of the first pages, where they are known.
         """
         while num_pages and not any(table[num_pages - 1] for table in tables):
             num_pages -= 1  # given back: nothing to enter, and nothing that follows
@@ -130,6 +132,8 @@ class PrefixCache:
             child = node.children.get(key)
             if child is None:
                 child = self._enter(key, node)
+                if index < len(digests):
+                    child.known_digest = digests[index]
             for group, table in enumerate(tables):
                 if table[index] and not child.pages[group]:
                     self._add_page(child, group, table[index])
@@ -185,7 +189,7 @@ class PrefixCache:
                 page = node.pages[group]
                 is_double = self._is_full[group] and page != table[index] and self._pool.holders(page) == 1
                 if is_double and node.pins:
-                    self._drop_page(node, group)
+                    self._pool.release((self._drop_page(node, group),))
                     self._add_page(node, group, table[index])
             node = node.parent
         return self._pool.num_free - before
@@ -194,7 +198,8 @@ class PrefixCache:
         """Free `count` pages or a few more, least recently used first and from the ends of prefixes; returns the number
         freed. It is less than `count` only when nothing is left to evict."""
         before = self._pool.num_free
-        while self._pool.num_free < before + count and (first := self._candidates.peek()) is not None:
+        goal = before + count
+        while self._pool.num_free < goal and (first := self._candidates.peek()) is not None:
             last_used, page = first
             self._candidates.discard(page)
             node = self._node_of[page]
@@ -203,46 +208,47 @@ class PrefixCache:
                 continue  # it is listed again when its last child goes or its last holder lets go
             if last_used < node.last_used:
                 self._list(node, group)
-                continue
-            if self._host is not None:
-                self._host.save(node, range(len(node.pages)) if self._is_full[group] else (group,))
-            if self._is_full[group]:
-                self._remove(node)
+            elif self._is_full[group]:
+                self._evict_end(node, goal)
             else:
-                self._drop_page(node, group)
+                if self._host is not None:
+                    self._host.save(node, (group,))
+                dropped = [self._drop_page(node, group)]
                 if not node.children and not any(node.pages):
-                    self._remove(node)
+                    self._list_end(self._remove(node, dropped))
+                self._pool.release(dropped)
         freed = self._pool.num_free - before
         self.num_evicted += freed
         return freed
+
+    def _evict_end(self, node: Node, goal: int) -> None:
+        """Evict the end of a prefix, and what is then its end, until so many pages are free or others are to go first:
+        a prefix is not listed and looked up again for each of its pages."""
+        groups, count, first = range(len(node.pages)), goal - self._pool.num_free, self._candidates.peek()
+        dropped: list[int] = []
+        end: Node | None = node
+        while end is not None and not end.pins:
+            if len(dropped) >= count or (dropped and first is not None and first[0] <= end.last_used):
+                self._list_end(end)
+                break
+            if self._host is not None:
+                self._host.save(end, groups)
+            end = self._remove(end, dropped)
+        self._pool.release(dropped)
 
     def drop(self, salt: str) -> None:
         """Forget everything under `salt`."""
         root = self._roots.pop(salt, None)
         if root is not None:
+            dropped: list[int] = []
             for node in list(root.below()):
-                self._forget(node)
+                self._forget(node, dropped)
+            self._pool.release(dropped)
 
     def clear(self) -> None:
         """Forget everything: the contents of the pages are lost."""
         for salt in list(self._roots):
             self.drop(salt)
-
-    def _usable(self, path: list[Node]) -> int:
-        """The most nodes of `path` after which every window group has what going on reads, and slots their state."""
-        count = len(path)
-        while True:
-            if self._snapshots is not None:
-                while count and not path[count - 1].snapshot:
-                    count -= 1
-            for group, reach in self._windows:
-                needed = range(first_page(reach, count * self._page_size, self._page_size), count)
-                missing = next((n for n in needed if not path[n].pages[group]), None)
-                if missing is not None:
-                    count = missing
-                    break
-            else:
-                return count
 
     def _touch(self, node: Node, num_pages: int) -> None:
         """A prefix of `num_pages` that ends with `node` was used: its end, and what going on after it reads."""
@@ -295,41 +301,47 @@ class PrefixCache:
         if node.pages[group] not in self._candidates:
             self._candidates.push(node.last_used, node.pages[group])
 
-    def _remove(self, node: Node) -> None:
-        """Take a leaf out of the tree, and those before it that are left without pages and children."""
+    def _list_end(self, node: Node | None) -> None:
+        """`node` is the end of a prefix now, as `_remove` tells."""
+        if node is not None and self._num_full:
+            self._list(node, self._is_full.index(True))
+
+    def _remove(self, node: Node, dropped: list[int]) -> Node | None:
+        """Take a leaf out of the tree, and those before it that are left without pages and children. Returns the node
+        before them if that is a leaf now, which is to be listed. Their pages are added to `dropped`, which the tree
+        still holds."""
         while True:
             parent = node.parent
             assert parent is not None
             del parent.children[node.key]
             # A sequence that uses a page uses those before it, but only the last ones are touched at the time.
             parent.last_used = max(parent.last_used, node.last_used)
-            self._forget(node)
+            self._forget(node, dropped)
             if parent.children:
-                return
+                return None
             if parent.parent is None:
                 del self._roots[decoded(parent.key)]
-                return
+                return None
             if any(parent.pages):
-                if self._num_full:
-                    self._list(parent, self._is_full.index(True))
-                return
+                return parent
             node = parent
 
-    def _forget(self, node: Node) -> None:
+    def _forget(self, node: Node, dropped: list[int]) -> None:
         if self._snapshots is not None:
             self._snapshots.drop(node)
         if not node.pins:
             self.num_evictable -= self._num_full
         for group, page in enumerate(node.pages):
             if page:
-                self._drop_page(node, group)
+                dropped.append(self._drop_page(node, group))
         node.parent = None
 
-    def _drop_page(self, node: Node, group: int) -> None:
+    def _drop_page(self, node: Node, group: int) -> int:
+        """Take a page out of the tree. Returns it: the tree still holds it."""
         page = node.pages[group]
         if not self._is_full[group] and self._pool.holders(page) == 1:
             self.num_evictable -= 1
         node.pages[group] = 0
         del self._node_of[page]
         self._candidates.discard(page)
-        self._pool.release((page,))
+        return page

@@ -20,7 +20,7 @@ class Node:
     Its tokens are `key`, and the tokens before it are those on the path from the root. A root's key is its salt.
     """
 
-    __slots__ = ("_digest", "children", "key", "last_used", "pages", "parent", "pins", "snapshot")
+    __slots__ = ("children", "key", "known_digest", "last_used", "pages", "parent", "pins", "snapshot")
 
     def __init__(self, key: bytes, parent: "Node | None", pages: list[int]) -> None:
         self.pages = pages
@@ -30,7 +30,7 @@ class Node:
         self.last_used = 0  # or one of those after it, if that is later
         self.pins = 0  # pages of full groups that sequences hold, and children that are pinned
         self.snapshot = 0  # the state of slots after its tokens, where there is one
-        self._digest: bytes | None = None
+        self.known_digest: bytes | None = None
 
     def below(self) -> Iterator["Node"]:
         stack = list(self.children.values())
@@ -41,15 +41,15 @@ class Node:
 
     def digest(self) -> bytes:
         """Names the prefix that ends with this page, salt included, in any process. The node is in the tree."""
-        if self._digest is not None:
-            return self._digest
+        if self.known_digest is not None:
+            return self.known_digest
         chain: list[Node] = [self]
-        while chain[-1]._digest is None and (parent := chain[-1].parent) is not None:
+        while chain[-1].known_digest is None and (parent := chain[-1].parent) is not None:
             chain.append(parent)
         last = chain.pop()
-        digest = last._digest = last._digest or digest_of_salt(last.key)
+        digest = last.known_digest = last.known_digest or digest_of_salt(last.key)
         for node in reversed(chain):
-            digest = node._digest = digest_after(digest, node.key)
+            digest = node.known_digest = digest_after(digest, node.key)
         return digest
 
 

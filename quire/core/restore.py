@@ -44,6 +44,8 @@ class Restore:
     def num_rows_within(self, num_copies: int, at_least_one: bool) -> int:
         """The number of rows that `num_copies` restore, or the first one that needs any."""
         most = num_copies
+        if not self.rows or most >= len(self.rows) * len(self.rows[0]):
+            return len(self.rows)
         for count, row in enumerate(self.rows):
             needed = len(host_pages((row,)))
             if needed > num_copies and not (at_least_one and num_copies == most):

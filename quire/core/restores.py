@@ -1,13 +1,12 @@
 """Finds the pages that can be restored, and tracks them."""
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from quire.core.host_tier import HostTier, prefix_digests
-from quire.core.plan import PageCopy, Place, Tier
+from quire.core.plan import PageCopy, copy_from_host
 from quire.core.prefix_tree import Match
-from quire.core.restore import HostPage, Restore, Row
+from quire.core.restore import HostPage, Restore
 from quire.core.sequence import Sequence as Sample
 from quire.reach import Reach, first_page
 
@@ -29,11 +28,7 @@ class Moves(NamedTuple):
 
 
 def copies_to(sources: Iterable[HostPage], targets: Iterable[int]) -> list[PageCopy]:
-    host, device = Tier.HOST, Tier.DEVICE
-    return [
-        PageCopy(Place(host, source.page), Place(device, target))
-        for source, target in zip(sources, targets, strict=True)
-    ]
+    return [copy_from_host(source.page, target) for source, target in zip(sources, targets, strict=True)]
 
 
 def abandon(host: HostTier, moves: Moves) -> None:
@@ -59,47 +54,30 @@ class Restores:
         if first >= max_pages:
             return None
         digests = prefix_digests(sequence.salt, sequence.tokens, self._page_size, max_pages, sequence.digests)
+        find, path = self._host.find, match.path
 
-        @cache  # each is asked for twice
-        def page_of(index: int, group: int) -> HostPage | int | None:
-            if index < len(match.path) and (page := match.path[index].pages[group]):
-                return page
-            return self._host.find(digests[index], group)
+        def pages_of(group: int, begin: int, end: int) -> list[HostPage | int]:
+            """The pages of a group, up to the first that is missing."""
+            pages: list[HostPage | int] = []
+            for index in range(begin, end):
+                page: HostPage | int | None = path[index].pages[group] if index < len(path) else 0
+                if not page and (page := find(digests[index], group)) is None:
+                    break
+                pages.append(page)
+            return pages
 
-        end = self._end(page_of, first, max_pages)
-        if end <= first:
-            return None
-        needed = [self._first_needed(group, end) for group in range(len(self._groups))]
-        rows: list[Row] = []
-        for index in range(first, end):
-            row: list[HostPage | int] = []
-            for group, first_needed in enumerate(needed):
-                page = page_of(index, group) if index >= first_needed else 0
-                assert page is not None
-                row.append(page)
-            rows.append(tuple(row))
-        return Restore(rows, end)
+        groups, end = range(len(self._groups)), max_pages
+        while end > first:  # the most pages after which every group has what going on reads
+            begins = [max(first, self._first_needed(group, end)) for group in groups]
+            found = [pages_of(group, begins[group], end) for group in groups]
+            reached = min(begins[group] + len(found[group]) for group in groups)
+            if reached == end:
+                columns = ([*[0] * (begins[group] - first), *found[group]] for group in groups)
+                return Restore(list(zip(*columns, strict=True)), end)
+            end = reached
+        return None
 
     def _first_needed(self, group: int, num_pages: int) -> int:
         """The first page of a group that going on after so many reads."""
         reach = self._groups[group]
         return 0 if reach is None else first_page(reach, num_pages * self._page_size, self._page_size)
-
-    def _end(self, page_of: Callable[[int, int], HostPage | int | None], first: int, most: int) -> int:
-        """The most pages, of `first` to `most`, after which every group has what going on reads."""
-        end = most
-        for group, reach in enumerate(self._groups):
-            if reach is None:
-                end = next((index for index in range(first, end) if page_of(index, group) is None), end)
-        while end > first:
-            missing = [
-                index
-                for group, reach in enumerate(self._groups)
-                if reach is not None
-                for index in range(max(first, self._first_needed(group, end)), end)
-                if page_of(index, group) is None
-            ]
-            if not missing:
-                break
-            end = min(missing)
-        return end

@@ -209,10 +209,7 @@ class Running:
         if pages is None:
             return None
         targets = iter(pages)
-        for row in rows:
-            for table, page in zip(sequence.tables, row, strict=True):
-                table.append(page if isinstance(page, int) else next(targets))
-        self._extend(sequence, [])
+        self._extend(sequence, [one if isinstance(one, int) else next(targets) for row in rows for one in row])
         sequence.num_planned += count * self._page_size
         del restore.rows[:count]
         if not restore.rows:
@@ -325,7 +322,7 @@ class Running:
     def _publish(self, sequence: Sequence) -> None:
         num_pages = sequence.num_shared // self._page_size if sequence.reuses else 0  # none would find them
         sequence.published = self.cache.publish(
-            sequence.salt, sequence.tokens, sequence.tables, num_pages, sequence.published
+            sequence.salt, sequence.tokens, sequence.tables, num_pages, sequence.published, sequence.digests
         )
 
     def _give_back(self, sequence: Sequence) -> None:

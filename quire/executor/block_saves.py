@@ -8,7 +8,9 @@ from jax.sharding import Sharding
 
 from quire.executor.pinned_blocks import PinnedBlock
 
-MAX_SAVING_BYTES = 512 * 2**20  # of blocks on their way to the host, which take up memory of the device meanwhile
+# Of blocks on their way to the host, which take up memory of the device meanwhile. Half of it is what gives way to the
+# pages that a step restores at most, so that blocks can wait for a step that restores none.
+MAX_SAVING_BYTES = 1024 * 2**20
 # Beside decodes: the tokens of the step before come to the host after the blocks that are copied at its end, and the
 # host must have them well before the next step ends.
 STEP_BYTES = 64 * 2**20
@@ -40,9 +42,10 @@ class BlockSaves:
         """A program fills these on the device."""
         self._waiting += blocks
 
-    def begin(self, num_prompt_tokens: int, has_decodes: bool) -> None:
-        """A step with so many tokens of prompts is launched next: begin to copy as much as fits well beside it. Nothing
-        directly after a prompt, whose first token would come after it, as long as there is room."""
+    def begin(self, num_prompt_tokens: int, has_decodes: bool, fetches: bool = False) -> None:
+        """A step with so many tokens of prompts is launched next: begin to copy as much as fits well beside it. As long
+        as there is room, nothing directly after a prompt, whose first token would come after it, and nothing in a step
+        that `fetches` pages from the host: what follows it is late already, since that takes time of the host."""
         was_prompt, self._was_prompt = self._was_prompt, num_prompt_tokens > 0 and not has_decodes
         if not self._waiting:
             return
@@ -51,7 +54,8 @@ class BlockSaves:
             self._begin(num_waiting)
             return
         most = STEP_BYTES if has_decodes else PROMPT_BYTES
-        num_pages = 0 if was_prompt and has_decodes else max(most // self._page_bytes, self._waiting[0].size)
+        waits = fetches or (was_prompt and has_decodes)
+        num_pages = 0 if waits else max(most // self._page_bytes, self._waiting[0].size)
         # Half of the room is for what the next step adds, which must not wait.
         self._begin(max(num_pages, num_waiting - self._most // 2))
 

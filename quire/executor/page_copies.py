@@ -54,7 +54,8 @@ class PageCopies:
             pages, copied = self._begin(pages, plan)
         if isinstance(self._host, PinnedPages):
             prompts = [chunk.length for chunk in plan.chunks if chunk.kind is Kind.PREFILL]
-            self._host.begin_saves(sum(prompts), has_decodes=len(prompts) < len(plan.chunks))
+            fetches = any(copy.source.tier is Tier.HOST for copy in plan.copies)
+            self._host.begin_saves(sum(prompts), has_decodes=len(prompts) < len(plan.chunks), fetches=fetches)
         return pages, copied
 
     def _begin(self, pages: Any, plan: StepPlan) -> tuple[Any, list[Copied]]:

@@ -127,9 +127,9 @@ class PinnedPages:
         copies follow each other."""
         self._saves.prepare_room(num_pages)
 
-    def begin_saves(self, num_tokens: int, has_decodes: bool) -> None:
+    def begin_saves(self, num_tokens: int, has_decodes: bool, fetches: bool = False) -> None:
         """A step of so many tokens is launched next: some of what was gathered is copied to the host beside it."""
-        self._saves.begin(num_tokens, has_decodes)
+        self._saves.begin(num_tokens, has_decodes, fetches)
 
     def num_within(self, sources: Sequence[int], max_rows: int, before: Sequence[Fetched] = ()) -> int:
         """As that of `HostPages`. Whole blocks are fetched; a page that is wanted twice, with two of its block."""

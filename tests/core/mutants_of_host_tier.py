@@ -15,13 +15,14 @@ from tests.core.mutant import (
 
 HOST, RESTORE, RESTORES = "core/host_tier.py", "core/restore.py", "core/restores.py"
 
+AHEAD = "core/free_ahead.py"
+
 HOST_TIER_MUTANTS = (
-    Mutant("nothing is saved", CACHE, "if self._host is not None:", "if False:"),
+    Mutant("nothing is saved", CACHE, "if self._host is not None:", "if False:", within="def _evict_end"),
+    Mutant("pages of windows are not saved", CACHE, "self._host.save(node, (group,))", "pass"),
+    Mutant("only one group of a node is saved", CACHE, "self._host.save(end, groups)", "self._host.save(end, (0,))"),
     Mutant(
-        "only one group of a node is saved",
-        CACHE,
-        "range(len(node.pages)) if self._is_full[group] else (group,)",
-        "(group,)",
+        "a page has the digest of the next", CACHE, "= digests[index]", "= digests[min(index + 1, len(digests) - 1)]"
     ),
     Mutant(
         "a page can be read before its copy is confirmed",
@@ -45,10 +46,10 @@ HOST_TIER_MUTANTS = (
         "for one in reversed(self._pages.values()) if one.is_ready",
     ),
     Mutant("saves have no limit", HOST, "if len(self._copies) < self._max_saves else None", "if True else None"),
-    Mutant("a page is saved twice", HOST, "if (digest, group) in self._pages:", "if False:"),
-    Mutant("what is saved again is not used", HOST, "self._pages.move_to_end((digest, group))", "pass"),
+    Mutant("a page is saved twice", HOST, "            if key in self._pages:", "            if False:"),
+    Mutant("what is saved again is not used", HOST, "self._pages.move_to_end(key)", "pass"),
     Mutant("what is read is not used", HOST, "self._pages.move_to_end(one.key)", "pass"),
-    Mutant("the end of a prefix is used last", HOST, "for one in reversed(list(pages)):", "for one in list(pages):"),
+    Mutant("the end of a prefix is used last", HOST, "for one in reversed(held):", "for one in held:"),
     Mutant(
         "saves stay for the next plan too",
         HOST,
@@ -88,8 +89,8 @@ HOST_TIER_MUTANTS = (
     Mutant(
         "a node's digest is that of its parent",
         TREE,
-        "digest = node._digest = digest_after(digest, node.key)",
-        "node._digest = digest",
+        "digest = node.known_digest = digest_after(digest, node.key)",
+        "node.known_digest = digest",
     ),
     Mutant(
         "digests are of other pages", HOST, "first * page_size : num_pages * page_size", "first : num_pages * page_size"
@@ -100,25 +101,30 @@ HOST_TIER_MUTANTS = (
         "max_pages = sequence.num_reusable // self._page_size",
         "max_pages = len(sequence.tokens) // self._page_size",
     ),
-    Mutant("the host has no windows", RESTORES, "if index >= first_needed else 0", "if True else 0"),
+    Mutant("the host has no windows", RESTORES, "max(first, self._first_needed(group, end))", "first"),
     Mutant(
         "a window's first page is not restored",
         RESTORES,
-        "if index >= first_needed else 0",
-        "if index > first_needed else 0",
+        "max(first, self._first_needed(group, end)) for",
+        "min(end, 1 + max(first, self._first_needed(group, end))) for",
     ),
-    Mutant("a prefix goes on where a window has a hole", RESTORES, "end = min(missing)", "break"),
     Mutant(
-        "a prefix goes on where a full group has a hole",
+        "a prefix goes on where a group has a hole",
         RESTORES,
-        "if page_of(index, group) is None), end)",
-        "if False), end)",
+        "is None:\n                    break",
+        "is None:\n                    page = 0",
+    ),
+    Mutant(
+        "a prefix that ends early is not looked at again",
+        RESTORES,
+        "            end = reached\n",
+        "            break\n",
     ),
     Mutant(
         "pages of the device are copied again",
         RESTORES,
-        "if index < len(match.path) and (page := match.path[index].pages[group]):",
-        "if False:",
+        "path[index].pages[group] if index < len(path) else 0",
+        "0",
     ),
     Mutant("host pages that will be read are not held", RUNNING, "self.host.hold(host_pages(restore.rows))", "pass"),
     Mutant(
@@ -229,6 +235,11 @@ HOST_TIER_MUTANTS = (
         "        self.is_started = False\n        self.restore_end",
         "        self.restore_end",
     ),
+    Mutant("steps that restore evict ahead", AHEAD, " or step.restored:", ":"),
+    Mutant("nothing is evicted ahead", AHEAD, "if count > 0:", "if False:"),
+    Mutant("pages that are evicted ahead are lost", AHEAD, "host.num_saves_left - self._num_groups + 1", "missing"),
+    Mutant("all is evicted ahead at once", AHEAD, "else AT_ONCE", "else missing"),
+    Mutant("more is evicted ahead than is kept free", AHEAD, "count = min(missing, most,", "count = min(most,"),
     Mutant("pages count on the host without a result", COMPLETION, "host.confirm(moves.saved)", "pass"),
     Mutant("host pages that were read stay held", COMPLETION, "host.release(pages)", "pass"),
     Mutant("restored positions are not confirmed", COMPLETION, "sequence.num_computed = end", "pass"),

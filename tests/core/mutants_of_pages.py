@@ -12,6 +12,7 @@ from tests.core.mutant import (
     SCHEDULER,
     SEQUENCE,
     TREE,
+    USABLE,
     Mutant,
 )
 
@@ -158,11 +159,11 @@ PAGE_MUTANTS = (
     ),
     Mutant(
         "a prefix goes on without the first page of its window",
-        CACHE,
-        "needed = range(first_page(reach, count * self._page_size, self._page_size), count)",
-        "needed = range(first_page(reach, count * self._page_size, self._page_size) + 1, count)",
+        USABLE,
+        "needed = range(first_page(reach, count * page_size, page_size), count)",
+        "needed = range(first_page(reach, count * page_size, page_size) + 1, count)",
     ),
-    Mutant("a missing page of a window is overlooked", CACHE, "if missing is not None:", "if False:"),
+    Mutant("a missing page of a window is overlooked", USABLE, "if missing is not None:", "if False:"),
     Mutant(
         "a page of a window counts as evictable while it is held",
         CACHE,
@@ -252,8 +253,17 @@ PAGE_MUTANTS = (
         "pass",
     ),
     Mutant("the tree does not hold its pages", CACHE, "self._pool.hold((page,))", "pass"),
+    Mutant("the parent of the last child is not listed", CACHE, "self._list(node, self._is_full.index(True))", "pass"),
+    Mutant("a prefix goes as a whole", CACHE, "if len(dropped) >= count or (dropped and", "if (dropped and"),
     Mutant(
-        "the parent of the last child is not listed", CACHE, "self._list(parent, self._is_full.index(True))", "pass"
+        "a prefix goes before others that were used earlier",
+        CACHE,
+        "if len(dropped) >= count or (dropped and first is not None and first[0] <= end.last_used):",
+        "if len(dropped) >= count:",
+    ),
+    Mutant("a page before a held one goes with those after it", CACHE, "end is not None and not end.pins", "end"),
+    Mutant(
+        "evicted pages are not free", CACHE, "        self._pool.release(dropped)\n\n    def drop", "\n    def drop"
     ),
     Mutant("an empty root stays", CACHE, "del self._roots[decoded(parent.key)]", "pass"),
     Mutant("more is evicted than is short", CACHE, "self.evict(count - self._pool.num_free)", "self.evict(count)"),

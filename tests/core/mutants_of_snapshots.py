@@ -13,6 +13,7 @@ from tests.core.mutant import (
     SEQUENCE,
     SNAPSHOTS,
     STEP_BUILDER,
+    USABLE,
     Mutant,
 )
 
@@ -26,7 +27,7 @@ SNAPSHOT_MUTANTS = (
     ),
     # Snapshots
     Mutant("a prefix is reused without its state", REQUESTS, "snapshots != 0", "snapshots != -1"),
-    Mutant("a prefix ends without a snapshot", CACHE, "while count and not path[count - 1].snapshot:", "while False:"),
+    Mutant("a prefix ends without a snapshot", USABLE, "while with_state and count and not", "while False and not"),
     Mutant(
         "a page that begins alike is copied, and its state is not",
         CACHE,

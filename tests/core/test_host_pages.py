@@ -87,3 +87,24 @@ def test_a_page_that_is_evicted_again_counts_as_used():
     entered(host, [b"c"])
     digests = [prefix_digests("a", tokens, 2, 1, [])[0] for tokens in ((1, 2), (3, 4))]
     assert [host.find(digest, 0) is not None for digest in digests] == [True, False]
+
+
+def test_a_page_of_a_window_that_is_evicted_alone_is_saved():
+    host = HostTier(9, 4)
+    cache = PrefixCache(PagePool(9), 2, (None, 4), host)
+    full, window = cache.take(2), cache.take(2)
+    cache.publish("a", (1, 2, 3, 4), [full, window], 2)
+    cache.release(window[:1])
+    assert cache.evict(1) == 1
+    copies, saved = host.take_saves()
+    assert [copy.source.page for copy in copies] == window[:1]
+    assert [one.key for one in saved] == [(prefix_digests("a", (1, 2), 2, 1, [])[0], 1)]
+
+
+def test_a_node_keeps_the_digest_that_was_known():
+    tokens = (1, 2, 3, 4, 5, 6)
+    known = prefix_digests("a", tokens, 2, 2, [])
+    cache = PrefixCache(PagePool(9), 2)
+    cursor = cache.publish("a", tokens, [cache.take(3)], 3, digests=known)
+    assert cursor.end.parent.known_digest is known[1]
+    assert cursor.end.digest() == prefix_digests("a", tokens, 2, 3, [])[2]

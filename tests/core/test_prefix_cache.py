@@ -79,6 +79,17 @@ def test_eviction_takes_the_least_recently_used_from_its_end():
     check_cache(cache)
 
 
+def test_a_prefix_is_evicted_only_as_far_as_it_was_used_before_others():
+    pool, cache = cached()
+    old = enter(pool, cache, [1, 2, 3, 4, 5, 6])
+    new = enter(pool, cache, [7, 8, 9, 9])
+    cache.match("", [1, 2], 9)
+    assert cache.evict(3) == 3
+    assert [pool.holders(page) for page in (*old, *new)] == [1, 0, 0, 1, 0], "its beginning was used last"
+    check_cache(cache)
+    assert cache.evict(9) == 2
+
+
 def test_using_a_page_uses_those_before_it():
     pool, cache = cached()
     enter(pool, cache, [1, 2, 3, 4])

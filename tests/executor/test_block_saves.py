@@ -86,6 +86,22 @@ def test_nothing_is_copied_between_a_prompt_and_its_first_token(saves: BlockSave
 
 
 @pytest.mark.parametrize("has_decodes", [False, True])
+def test_a_step_that_fetches_copies_nothing_to_the_host_while_there_is_room(
+    saves: BlockSaves, has_decodes: bool
+) -> None:
+    blocks = [block_of(16) for _ in range(4)]
+    saves.add(blocks)
+    saves.begin(0, has_decodes, fetches=True)
+    assert num_begun(saves, blocks) == 0
+    more = [block_of(16) for _ in range(2)]
+    saves.add(more)
+    saves.begin(0, has_decodes, fetches=True)
+    assert num_begun(saves, blocks) == 2, "half of the room is left"
+    saves.begin(0, has_decodes)
+    assert num_begun(saves, blocks) == 4
+
+
+@pytest.mark.parametrize("has_decodes", [False, True])
 def test_a_long_step_copies_all(saves: BlockSaves, has_decodes: bool) -> None:
     blocks = [block_of(16) for _ in range(8)]
     saves.add(blocks)
@@ -180,9 +196,9 @@ class HostMemory(RuleBasedStateMachine):
         self.expected[page] = self.time
         self.lost.discard(page)
 
-    @rule(num_tokens=st.sampled_from([0, 1, LONG_STEP_TOKENS]), has_decodes=st.booleans())
-    def begin(self, num_tokens: int, has_decodes: bool) -> None:
-        self.host.begin_saves(num_tokens, has_decodes)
+    @rule(num_tokens=st.sampled_from([0, 1, LONG_STEP_TOKENS]), has_decodes=st.booleans(), fetches=st.booleans())
+    def begin(self, num_tokens: int, has_decodes: bool, fetches: bool) -> None:
+        self.host.begin_saves(num_tokens, has_decodes, fetches)
 
     @rule(num_pages=st.integers(0, 80))
     def prepare(self, num_pages: int) -> None:

@@ -274,6 +274,21 @@ def test_a_page_is_read_before_it_is_restored_beside_copies_in_order(executor: J
         assert executor.read_pages([page])() == before[source], page
 
 
+def test_a_step_that_fetches_leaves_what_it_gathers_to_the_next(executor: JaxExecutor) -> None:
+    save_pages(executor, range(1, 17))
+    before = executor.read_pages([20])()
+    decode = Chunk(1, 0, 0, 0, Kind.DECODE, 5, 1, (), True)
+    copies = host_copies({20: 40}, to_host=True) + host_copies({30: 1}, to_host=False)
+    for step, (moved, kind) in enumerate(((copies, DEVICE), ((), PINNED)), start=2):
+        plan = StepPlan(step, (decode,), copies=tuple(moved))
+        pages, _ = executor._copies.begin(executor._state.pages, plan)
+        executor._state = executor._state._replace(pages=pages)
+        row = pinned(executor)._rows[40]
+        assert row is not None
+        assert {one.sharding.memory_kind for one in row.block.arrays} == {kind}, step
+    assert contents_of(executor, 40) == before
+
+
 def begin_save(executor: JaxExecutor, pages: range) -> tuple[Pending, PinnedBlock]:
     """Each to its own number; also the block of the last."""
     copies = host_copies({page: page for page in pages}, to_host=True)
