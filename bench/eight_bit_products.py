@@ -11,6 +11,8 @@ it can take. Of few rows there are products with codes that are widened, too.
 ahead, and of XLA in its place.
 
 `products`: the four products and the gate alone, each in every form.
+
+`kernel`: each of the four products by the kernel for few rows (quire/ops/gpu/code_product.py).
 """
 
 import argparse
@@ -26,6 +28,7 @@ from device_time import kernels as device_kernels
 
 from quire.executor.compiler_options import OF_THE_LIBRARY, UNTUNED
 from quire.ops.coded import FEW_ROWS, Coded, Rounding
+from quire.ops.gpu import code_product
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu import rounded_rows as gpu_rows
 from quire.ops.rounded_rows import PLAIN, RoundingOps, ScaledSums, plain_sum, scaled
@@ -178,6 +181,20 @@ def products(all_rows: list[int]) -> Iterator[str]:
             yield f"{rows:5d} {name:28s} {us / LAYERS:8.1f}"
 
 
+def kernel(all_rows: list[int]) -> Iterator[str]:
+    weights = made_weights()
+    for rows in all_rows:
+        for number, (outputs, inputs) in enumerate(SHAPES):
+            if code_product.blocks_of(rows, outputs, inputs) is None:
+                continue
+
+            def every_layer(x: jax.Array, weights: list[Weights], number: int = number) -> list[jax.Array]:
+                return [gpu_kernels.multiply_codes(x, one.matrices[number].codes, jnp.bfloat16) for one in weights]
+
+            us = timed_us(every_layer, (rows_of(rows, inputs).astype(CODE), weights), {}) / LAYERS
+            yield f"{rows:5d} {outputs:6d} x {inputs:5d} {us:8.1f} {outputs * inputs / us / 1e6:6.2f} TB/s"
+
+
 def kernels(all_rows: list[int], blocks: list[int]) -> Iterator[str]:
     """Each of several calls has numbers of its own, so that large ones come from memory."""
 
@@ -217,6 +234,9 @@ def kernels(all_rows: list[int], blocks: list[int]) -> Iterator[str]:
                 yield f"{rows:5d} {case:12s} {name:15s} {us:8.1f}"
 
 
+PARTS = {"layers": layers, "products": products, "kernel": kernel}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="8,32,64,128,256,2048")
@@ -227,9 +247,7 @@ def main() -> None:
     blocks = [int(one) for one in arguments.blocks.split(",")]
     for part in arguments.parts.split(","):
         print(part, flush=True)
-        for line in (
-            kernels(rows, blocks) if part == "kernels" else layers(rows) if part == "layers" else products(rows)
-        ):
+        for line in kernels(rows, blocks) if part == "kernels" else PARTS[part](rows):
             print(line, flush=True)
 
 

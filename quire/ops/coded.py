@@ -198,14 +198,8 @@ class Coded:
         """The type of the codes that so many rows are multiplied in, each row with a scale of its own; else None."""
         if not self._multiplies_codes or self.is_of_experts or self.input_scale is not None:
             return None
-        return self.codes.dtype if num_rows > FEW_ROWS or self._has(kernel, num_rows) else None
-
-    def _has(self, kernel: CodeProduct | None, num_rows: int) -> bool:
-        """True if the kernel is for products of so many rows with this matrix."""
-        if kernel is None or self.codes.dtype != jnp.float8_e4m3fn:
-            return False
-        at = len(self.shape) - self.num_contracted
-        return kernel.fits(num_rows, prod(self.shape[:at]), prod(self.shape[at:]))
+        has_kernel = kernel is not None and kernel.fits(num_rows, self.codes, self.num_contracted)
+        return self.codes.dtype if num_rows > FEW_ROWS or has_kernel else None
 
     def sums(self, x: Rows, dtype: Any, kernel: CodeProduct | None = None) -> ScaledSums:
         """[t, outputs] of rows x [t, inputs], whose numbers the caller rounds to `dtype`."""
@@ -218,7 +212,7 @@ class Coded:
         sums = jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32
         sums = sums if self.rounding.is_float else jnp.int32
         codes = self.codes.reshape(-1, rows.shape[1])
-        if kernel is not None and self._has(kernel, len(rows)):
+        if kernel is not None and kernel.fits(len(rows), codes, 1):
             out = kernel.multiply(rows, codes, sums)
         else:
             out = jnp.einsum("ti,oi->to", rows, codes, preferred_element_type=sums)

@@ -141,7 +141,7 @@ def gate(activation: Activation, both: Sums, code_dtype: Any) -> RoundedRows:
 class CodeProduct(NamedTuple):
     """A kernel for products of codes, where rows are so few that reading the matrix takes all the time."""
 
-    fits: Callable[[int, int, int], bool]  # (number of rows, outputs, inputs)
+    fits: Callable[[int, jax.Array, int], bool]  # (number of rows, codes of the matrix, its axes of inputs)
     multiply: Callable[[jax.Array, jax.Array, Any], jax.Array]  # (rows, matrix [outputs, inputs], type of the sums)
 
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from functools import cache, partial
+from math import prod
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -184,8 +185,9 @@ def multiply_codes(rows: jax.Array, matrix: jax.Array, dtype: Any) -> jax.Array:
     return code_product(rows, matrix, dtype)
 
 
-def has_blocks(num_rows: int, outputs: int, inputs: int) -> bool:
-    return blocks_of(num_rows, outputs, inputs) is not None
+def has_blocks(num_rows: int, codes: jax.Array, num_contracted: int) -> bool:
+    outputs, inputs = prod(codes.shape[:-num_contracted]), prod(codes.shape[-num_contracted:])
+    return codes.dtype == jnp.float8_e4m3fn and blocks_of(num_rows, outputs, inputs) is not None
 
 
 @partial(jax.jit, static_argnums=(1, 2))
