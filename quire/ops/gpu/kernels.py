@@ -46,12 +46,6 @@ if tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11):
     except ImportError:
         log.info("this JAX has no packed attention of cuDNN; our own kernel runs in its place")
 
-try:  # by Mosaic, in the JAX of today and before 0.11 with absl-py
-    from quire.ops.gpu.code_product import blocks_of, code_product
-except ImportError as error:
-    log.info("this JAX has no products of e4m3 for few rows (%s): XLA's run in their place", error)
-    blocks_of = code_product = None  # type: ignore[assignment]
-
 MAX_FRESH_SEQUENCES = 8  # padding costs time, and the attention of many short prompts does not take much of it
 
 # As functions of their own, they are traced and lowered once for all the layers of a step that are alike.
@@ -180,14 +174,30 @@ def gate(activation: Activation, both: Sums, code_dtype: Any) -> RoundedRows:
     return rounded_rows.gate(activation, both, code_dtype)
 
 
+@cache
+def _few_rows() -> Any | None:
+    """The module of products with few rows. Loading Mosaic takes a third of a second, which only e4m3 pays."""
+    try:
+        from quire.ops.gpu import code_product
+    except ImportError as error:  # before 0.11 JAX has it with absl-py
+        log.info("this JAX has no products of few rows in e4m3 (%s): XLA's run in their place", error)
+        return None
+    return code_product
+
+
 @partial(jax.jit, static_argnums=2)
 def multiply_codes(rows: jax.Array, matrix: jax.Array, dtype: Any) -> jax.Array:
-    return code_product(rows, matrix, dtype)
+    module = _few_rows()
+    assert module is not None
+    out: jax.Array = module.code_product(rows, matrix, dtype)
+    return out
 
 
 def has_blocks(num_rows: int, codes: jax.Array, num_contracted: int) -> bool:
     outputs, inputs = prod(codes.shape[:-num_contracted]), prod(codes.shape[-num_contracted:])
-    return codes.dtype == jnp.float8_e4m3fn and blocks_of(num_rows, outputs, inputs) is not None
+    if codes.dtype != jnp.float8_e4m3fn or (module := _few_rows()) is None:
+        return False
+    return module.blocks_of(num_rows, outputs, inputs) is not None
 
 
 @partial(jax.jit, static_argnums=(1, 2))
@@ -252,7 +262,7 @@ ROUNDING_ON_HOPPER = GPU.rounding._replace(product=CodeProduct(has_blocks, multi
 def gpu_kernels(computes: float | None) -> Kernels:
     """The kernels for a compute capability; None is unknown."""
     kernels = GPU_WITHOUT_FP8 if lacks_fp8(computes) else GPU
-    if computes == HOPPER and code_product is not None:
+    if computes == HOPPER:
         kernels = kernels._replace(rounding=ROUNDING_ON_HOPPER)
     if computes is None or computes in MUCH_SHARED_MEMORY:
         return kernels
