@@ -5,6 +5,7 @@ from collections.abc import Iterator
 MATCH = 3  # last tokens that an earlier place is searched for; the executor takes fewer where it finds none
 # The chance of a guess after 0, 1, 2, … right ones, before any is known; longer runs are like the longest here.
 CHANCES = (0.5, 0.7, 0.8, 0.85, 0.9, 0.9, 0.95, 0.95)
+PART_SIZE = 8192  # places that are kept together, and those of one piece of a prompt more
 LAST_SHARE = 0.1  # of the newest token in a chance of its sequence
 LAST_SHARE_OF_ALL = 0.02  # and in that of all sequences together
 
@@ -18,14 +19,16 @@ class Lookup:
 
     `num_read` tokens are in it, and `place` is that of the guess for the next one; -1 where there is none. `run` is
     the number of right guesses before it, up to the longest that is told apart. Tokens are read a few at a time, and
-    stay as they are when the sequence is preempted. It takes about 110 bytes for each. Owned by the sequence.
+    stay as they are when the sequence is preempted. It takes about 120 bytes for each. Owned by the sequence.
     """
 
-    __slots__ = ("_latest", "chances", "num_read", "place", "run")
+    __slots__ = ("_parts", "chances", "num_read", "place", "run")
 
     def __init__(self, chances: list[float]) -> None:
         """`chances` are those of all sequences, with which this one begins."""
-        self._latest: dict[int, int] = {}  # by the hash of three tokens: the position of the last of them
+        # By the hash of three tokens, the position of the last of them. In parts, the latest first: a large dictionary
+        # takes long when it grows.
+        self._parts: list[dict[int, int]] = [{}]
         self.chances = chances.copy()
         self.num_read = 0
         self.place = -1
@@ -34,11 +37,15 @@ class Lookup:
     def read(self, tokens: list[int], num_prompt: int, most: int, of_all: list[float]) -> bool:
         """Read up to `most` more of the tokens, of which a prompt teaches nothing; the others change the chances, also
         those `of_all` sequences. True when all are read."""
-        end = min(len(tokens), self.num_read + most)
-        # The last token of a prompt is read like those after it: a guess may follow it.
-        begin = max(self.num_read, MATCH - 1)
-        begin = self._read_prompt(tokens, begin, min(end, num_prompt - 1))
-        latest, chances, longest = self._latest, self.chances, len(self.chances) - 1
+        begin, end = self.num_read, len(tokens)
+        if end - begin > most:
+            end = begin + most
+        if begin < num_prompt - 1:
+            # The last token of a prompt is read like those after it: a guess may follow it.
+            begin = self._read_prompt(tokens, begin, min(end, num_prompt - 1))
+        if begin < MATCH - 1:
+            begin = MATCH - 1
+        chances, longest = self.chances, len(self.chances) - 1
         place, run = self.place, self.run
         for at in range(begin, end):
             token = tokens[at]
@@ -46,20 +53,30 @@ class Lookup:
                 is_right = tokens[place] == token
                 chances[run] += LAST_SHARE * (is_right - chances[run])
                 of_all[run] += LAST_SHARE_OF_ALL * (is_right - of_all[run])
-                run = min(run + 1, longest) if is_right else 0
+                run = 0 if not is_right else run + 1 if run < longest else run
             key = hash((tokens[at - 2], tokens[at - 1], token))
-            place = latest.get(key, -2) + 1
-            latest[key] = at
+            place = -1
+            for part in self._parts:
+                if key in part:
+                    place = part[key] + 1
+                    break
+            self._open_part()[key] = at
         self.place, self.run, self.num_read = place, run, end
         return end == len(tokens)
 
     def _read_prompt(self, tokens: list[int], begin: int, end: int) -> int:
         """Read the tokens before `end` for their places alone; returns the position of the next."""
-        if begin >= end:
-            return begin
-        threes = zip(tokens[begin - 2 : end - 2], tokens[begin - 1 : end - 1], tokens[begin:end], strict=True)
-        self._latest.update(zip(map(hash, threes), range(begin, end), strict=True))
+        begin = max(begin, MATCH - 1)
+        if begin < end:
+            threes = zip(tokens[begin - 2 : end - 2], tokens[begin - 1 : end - 1], tokens[begin:end], strict=True)
+            self._open_part().update(zip(map(hash, threes), range(begin, end), strict=True))
         return end
+
+    def _open_part(self) -> dict[int, int]:
+        """The part that takes the next places."""
+        if len(self._parts[0]) >= PART_SIZE:
+            self._parts.insert(0, {})
+        return self._parts[0]
 
     def likely(self, num_unknown: int, most: int) -> Iterator[float]:
         """The chances of up to `most` guesses after each other, behind `num_unknown` tokens that are not read: each is

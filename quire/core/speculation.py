@@ -16,7 +16,7 @@ MIN_PAUSE, MAX_PAUSE = 4, 256  # tokens before a sequence tries again; more afte
 LONGER = 4  # times as many
 LATE = 64  # tokens before a new sequence tries, where few guesses of others were right
 FEW = 0.25  # of the guesses
-LEAST_CHANCE = 0.3  # of a first guess that is looked up: what it costs is known no better than that
+LEAST_CHANCE = 0.2  # of a first guess that is looked up: before steps with guesses are measured, each seems to pay
 HIGHEST_CHANCE = 0.95  # of guesses; where they would have to be better, nothing is looked up
 MAX_READ, MIN_READ = 2048, 32  # tokens that a step looks up for all sequences together, and for each at least
 
@@ -97,7 +97,8 @@ class Speculation:
         guessing, tokens = sequence.guessing, sequence.tokens
         assert guessing is not None
         assert guessing.lookup is not None
-        if not guessing.lookup.read(tokens, sequence.num_prompt, most_read, self.chances):
+        is_read = guessing.lookup.read(tokens, sequence.num_prompt, most_read, self.chances)
+        if not is_read or guessing.lookup.place < 0:
             return
         num_unknown = sequence.num_planned + 1 - len(tokens)
         guesses = [(chance, sequence) for chance in guessing.lookup.likely(num_unknown, most) if chance > least]
