@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 
 MATCH = 3  # last tokens that an earlier place is searched for; the executor takes fewer where it finds none
-# The chance of a guess after 0, 1, 2, … right ones, before any is known; longer runs are like the longest here.
-CHANCES = (0.5, 0.7, 0.8, 0.85, 0.9, 0.9, 0.95, 0.95)
+# The chance of a guess after 0, 1, 2, … right ones, in a new sequence; longer runs are like the longest here.
+CHANCES = (0.4, 0.6, 0.7, 0.85, 0.9, 0.9, 0.95, 0.95)
 PART_SIZE = 8192  # places that are kept together, and those of one piece of a prompt more
-LAST_SHARE = 0.1  # of the newest token in a chance of its sequence
-LAST_SHARE_OF_ALL = 0.02  # and in that of all sequences together
+LAST_SHARE = 0.1  # of the newest token in a chance
 
 
 class Lookup:
@@ -24,27 +23,24 @@ class Lookup:
 
     __slots__ = ("_parts", "chances", "num_read", "place", "run")
 
-    def __init__(self, chances: list[float]) -> None:
-        """`chances` are those of all sequences, with which this one begins."""
+    def __init__(self) -> None:
         # By the hash of three tokens, the position of the last of them. In parts, the latest first: a large dictionary
         # takes long when it grows.
         self._parts: list[dict[int, int]] = [{}]
-        self.chances = chances.copy()
+        self.chances = list(CHANCES)
         self.num_read = 0
         self.place = -1
         self.run = 0
 
-    def read(self, tokens: list[int], num_prompt: int, most: int, of_all: list[float]) -> bool:
-        """Read up to `most` more of the tokens, of which a prompt teaches nothing; the others change the chances, also
-        those `of_all` sequences. True when all are read."""
+    def read(self, tokens: list[int], num_prompt: int, most: int) -> bool:
+        """Read up to `most` more of the tokens; those after the prompt change the chances. True when all are read."""
         begin, end = self.num_read, len(tokens)
         if end - begin > most:
             end = begin + most
         if begin < num_prompt - 1:
             # The last token of a prompt is read like those after it: a guess may follow it.
             begin = self._read_prompt(tokens, begin, min(end, num_prompt - 1))
-        if begin < MATCH - 1:
-            begin = MATCH - 1
+        begin = max(begin, MATCH - 1)
         chances, longest = self.chances, len(self.chances) - 1
         place, run = self.place, self.run
         for at in range(begin, end):
@@ -52,7 +48,6 @@ class Lookup:
             if place >= 0:
                 is_right = tokens[place] == token
                 chances[run] += LAST_SHARE * (is_right - chances[run])
-                of_all[run] += LAST_SHARE_OF_ALL * (is_right - of_all[run])
                 run = 0 if not is_right else run + 1 if run < longest else run
             key = hash((tokens[at - 2], tokens[at - 1], token))
             place = -1

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from quire.core.limits import Limits
-from quire.core.lookup import CHANCES, Lookup
+from quire.core.lookup import Lookup
 from quire.core.sequence import Guessing, Sequence
 from quire.core.stats import Counters
 from quire.core.step_budget import StepBudget
@@ -42,7 +42,6 @@ class Speculation:
 
     def __init__(self, limits: Limits, budget: StepBudget, counters: Counters) -> None:
         self.chance = TRIAL_CHANCE  # of a guess, over all sequences; new ones begin with it
-        self.chances = list(CHANCES)  # the same where guesses are looked up, by the right ones before
         self._looks_up = limits.looks_up
         self._most = limits.max_guesses
         self._most_in_step = limits.max_step_guesses
@@ -97,7 +96,7 @@ class Speculation:
         guessing, tokens = sequence.guessing, sequence.tokens
         assert guessing is not None
         assert guessing.lookup is not None
-        is_read = guessing.lookup.read(tokens, sequence.num_prompt, most_read, self.chances)
+        is_read = guessing.lookup.read(tokens, sequence.num_prompt, most_read)
         if not is_read or guessing.lookup.place < 0:
             return
         num_unknown = sequence.num_planned + 1 - len(tokens)
@@ -142,7 +141,7 @@ class Speculation:
         """A new sequence. None is guessed under a grammar: the mask of a token follows from the one before it, on the
         host."""
         if self._most and sequence.request.grammar is None:
-            lookup = Lookup(self.chances) if self._looks_up else None
+            lookup = Lookup() if self._looks_up else None
             sequence.guessing = guessing = Guessing(self.chance, self._pause(MIN_PAUSE), lookup)
             if self.chance < FEW and lookup is None:
                 guessing.pause = self._pause(LATE)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quire.core import lookup
 from quire.core.limits import Limits
-from quire.core.lookup import CHANCES, LAST_SHARE, LAST_SHARE_OF_ALL, MATCH, Lookup
+from quire.core.lookup import CHANCES, LAST_SHARE, MATCH, Lookup
 from quire.core.sequence import Sequence
 from quire.core.speculation import MAX_READ, MIN_READ, Speculation
 from quire.core.stats import Counters
@@ -26,7 +26,6 @@ class Found(NamedTuple):
     place: int
     run: int
     chances: list[float]
-    of_all: list[float]
 
 
 def place_after(tokens: list[int], end: int) -> int:
@@ -38,46 +37,36 @@ def place_after(tokens: list[int], end: int) -> int:
 
 
 def searched(tokens: list[int], num_prompt: int) -> Found:
-    chances, of_all, run = list(CHANCES), list(CHANCES), 0
+    chances, run = list(CHANCES), 0
     for at in range(num_prompt, len(tokens)):
         place = place_after(tokens, at)
         if place >= 0:
             is_right = tokens[place] == tokens[at]
             chances[run] += LAST_SHARE * (is_right - chances[run])
-            of_all[run] += LAST_SHARE_OF_ALL * (is_right - of_all[run])
             run = min(run + 1, len(CHANCES) - 1) if is_right else 0
-    return Found(place_after(tokens, len(tokens)), run, chances, of_all)
+    return Found(place_after(tokens, len(tokens)), run, chances)
 
 
 @given(few_tokens, st.data())
 def test_what_is_found_is_what_a_search_of_all_tokens_finds(tokens: list[int], data: st.DataObject):
     num_prompt = data.draw(st.integers(1, len(tokens)))
-    read, of_all = Lookup(list(CHANCES)), list(CHANCES)
+    read = Lookup()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lookup, "PART_SIZE", data.draw(st.sampled_from([1, 5, 8192])))
         known = data.draw(st.integers(num_prompt, len(tokens)))
         while True:
-            is_read = read.read(tokens[:known], num_prompt, data.draw(st.integers(1, 20)), of_all)
+            is_read = read.read(tokens[:known], num_prompt, data.draw(st.integers(1, 20)))
             assert is_read == (read.num_read == known)
             if is_read:
-                found = searched(tokens[:known], num_prompt)
-                assert Found(read.place, read.run, read.chances, of_all) == found
+                assert Found(read.place, read.run, read.chances) == searched(tokens[:known], num_prompt)
                 if known == len(tokens):
                     break
                 known = data.draw(st.integers(known + 1, len(tokens)))
 
 
-def test_what_one_sequence_teaches_the_next_begins_with():
-    of_all = list(CHANCES)
-    first = Lookup(of_all)
-    first.read([1, 2, 3, 4] * 50, 4, 1000, of_all)
-    assert of_all[-1] > CHANCES[-1]
-    assert Lookup(of_all).chances == of_all
-    assert first.chances[-1] > of_all[-1]
-
-
 def test_a_guess_is_as_likely_as_all_before_it_together():
-    found = Lookup([0.5, 0.8, 0.9])
+    found = Lookup()
+    found.chances = [0.5, 0.8, 0.9]
     assert list(found.likely(0, 3)) == []  # nothing is found
     found.place = 5
     assert list(found.likely(0, 3)) == pytest.approx([0.5, 0.5 * 0.8, 0.5 * 0.8 * 0.9])
@@ -154,7 +143,10 @@ def test_text_whose_repetitions_go_on_otherwise_is_soon_not_guessed():
 def test_many_rows_read_little_each_and_a_long_prompt_is_read_in_pieces():
     speculation = chooser(fixed=256.0)
     tokens = random.Random(0).sample(range(300_000), 100_000)
-    sequences = [sequence_of(speculation, tokens[:100_000], number=1), sequence_of(speculation, [5, 6, 7] * 8, number=2)]
+    sequences = [
+        sequence_of(speculation, tokens[:100_000], number=1),
+        sequence_of(speculation, [5, 6, 7] * 8, number=2),
+    ]
     before, steps = 0, 0
     while before < len(tokens) + 24:
         chosen = speculation.choose(sequences, 2)
@@ -166,6 +158,17 @@ def test_many_rows_read_little_each_and_a_long_prompt_is_read_in_pieces():
     many = [sequence_of(speculation, tokens[:2000], number=number) for number in range(300)]
     speculation.choose(many, 300)
     assert {sequence.guessing.lookup.num_read for sequence in many} == {MIN_READ}
+
+
+def test_nothing_is_guessed_before_all_tokens_are_read():
+    """A sequence that goes on after another engine, beside many."""
+    speculation = chooser(fixed=2000.0)
+    sequence = sequence_of(speculation, [5, 6, 7, 8])
+    sequence.tokens += [5, 6, 7, 8] * 20
+    sequence.num_planned = len(sequence.tokens) - 1
+    num_steps = -(-len(sequence.tokens) // MIN_READ)
+    made = [speculation.choose([sequence], 300).get(1, 0) for _ in range(num_steps)]
+    assert [count > 0 for count in made] == [False] * (num_steps - 1) + [True]
 
 
 def test_nothing_is_read_where_no_guess_could_pay():
@@ -238,7 +241,7 @@ def test_a_sequence_that_was_preempted_goes_on_with_what_was_read():
     assert harness.tokens[1, 0] == expected_tokens(asked)
     assert sequence.guessing.lookup is read
     known = sequence.tokens[: read.num_read]
-    assert (read.place, read.run, read.chances) == searched(known, 15)[:3]
+    assert (read.place, read.run, read.chances) == searched(known, 15)
 
 
 def test_a_prompt_that_repeats_itself_is_guessed_from_the_first_step():
