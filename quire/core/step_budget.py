@@ -32,9 +32,9 @@ class StepBudget:
         # are padded to.
         self.fixed_tokens = DEFAULT_FIXED_TOKENS
         self.guessing_cost = 1.0
-        # By whether a step has guesses and the tokens it is padded to: how many times as long as that says it takes.
-        self.size_costs: dict[tuple[bool, int], float] = {}
         self.padded_sizes: tuple[int, ...] = ()
+        # In place of `guessing_cost`, by whether a step has guesses and the tokens it is padded to, once it is measured.
+        self.size_costs: dict[tuple[bool, int], float] = {}
         self._steps_left = 0  # until it grows
 
     @property
@@ -59,8 +59,8 @@ class StepBudget:
     def cost(self, num_tokens: int, has_guesses: bool) -> float:
         """The tokens that take as long as a step of `num_tokens` without prompts."""
         padded = self.padded(num_tokens)
-        cost = (self.fixed_tokens + padded) * self.size_costs.get((has_guesses, padded), 1.0)
-        return cost * self.guessing_cost if has_guesses else cost
+        ratio = self.size_costs.get((has_guesses, padded), self.guessing_cost if has_guesses else 1.0)
+        return (self.fixed_tokens + padded) * ratio
 
     def restores(self, has_decodes: bool) -> int:
         """The pages that a step may copy from the host."""

@@ -14,6 +14,7 @@ NOISE = 1.3  # up to which a ratio says nothing
 MAX_COST = 16.0
 MAX_DEVIATION = 2.0  # of a step from what its size should take, that counts
 EXPECTED_STEPS = 4.0  # that took as long as they should, before any of a size has been measured
+FADING_OF_SIZE = 0.97  # of the weights of steps before, in the mean of their size
 HALVED_STEPS = 256  # after which what was measured of sizes weighs half as much
 
 
@@ -37,8 +38,8 @@ class GuessCost(Observer):
     First, the tokens that take as long as a step takes whatever it holds: the time of steps without prompts is fitted
     by a line over the tokens they are padded to, by least squares with weights that fade. Steps of one size alone say
     nothing, and change nothing. Second, how many times as long as that line says a step with guesses takes, compared
-    with one without, which may give several tokens. Third, how many times as long as all of this says a step of each
-    size takes: kernels compute some numbers of tokens as fast as fewer. Owned by the engine thread.
+    with one without, which may give several tokens. Third, the same for steps of each size: kernels compute some
+    numbers of tokens as fast as fewer. Owned by the engine thread.
     """
 
     def __init__(self, budget: StepBudget) -> None:
@@ -65,18 +66,24 @@ class GuessCost(Observer):
         if min(self._plain.count, self._guessing.count) >= MIN_STEPS and self._plain.seconds > 0:
             cost = self._guessing.seconds / self._plain.seconds
             self._budget.guessing_cost = min(cost, MAX_COST) if cost > NOISE else 1.0
-            expected_s = self._plain.seconds * (self._budget.guessing_cost if is_guessing else 1)
-            self._compare((is_guessing, tokens), token_s / expected_s)
+            self._compare((is_guessing, tokens), token_s / self._plain.seconds)
 
     def _compare(self, kind: tuple[bool, int], ratio: float) -> None:
-        """A step of this kind took so many times as long as it should. Sizes that come no more are forgotten."""
+        """A step of this kind took so many times as long as the line says. Sizes that come no more are forgotten."""
         self._num_compared += 1
         if self._num_compared % HALVED_STEPS == 0:
             self._by_size = {one: (weight / 2, total / 2) for one, (weight, total) in self._by_size.items()}
-            self._budget.size_costs = {one: _mean(*sums) for one, sums in self._by_size.items()}
+            self._budget.size_costs = {one: self._size_cost(one) for one in self._by_size}
+        expected = self._budget.guessing_cost if kind[0] else 1.0
+        ratio = min(max(ratio, expected / MAX_DEVIATION), expected * MAX_DEVIATION)
         weight, total = self._by_size.get(kind, (0.0, 0.0))
-        self._by_size[kind] = sums = weight + 1, total + min(max(ratio, 1 / MAX_DEVIATION), MAX_DEVIATION)
-        self._budget.size_costs[kind] = _mean(*sums)
+        self._by_size[kind] = FADING_OF_SIZE * weight + 1, FADING_OF_SIZE * total + ratio
+        self._budget.size_costs[kind] = self._size_cost(kind)
+
+    def _size_cost(self, kind: tuple[bool, int]) -> float:
+        """The mean of what was measured, and of steps that took as long as others of their kind."""
+        (weight, total), expected = self._by_size[kind], self._budget.guessing_cost if kind[0] else 1.0
+        return (EXPECTED_STEPS * expected + total) / (EXPECTED_STEPS + weight)
 
     def _fit(self, tokens: int, took_s: float) -> None:
         # Relative errors count, so that a long step weighs no more than a short one.
@@ -92,8 +99,3 @@ class GuessCost(Observer):
         if token_s > 0:
             least, most = self._expected / MAX_CORRECTION, self._expected * MAX_CORRECTION
             self._budget.fixed_tokens = min(max(fixed_s / token_s, least), most)
-
-
-def _mean(weight: float, total: float) -> float:
-    """How many times as long as it should a step takes, of which `weight` took `total` times as long."""
-    return (EXPECTED_STEPS + total) / (EXPECTED_STEPS + weight)
