@@ -17,11 +17,12 @@ class Lookup:
     few tokens, and text that repeats nothing costs no step. A guess is the likelier the more before it were right.
 
     `num_read` tokens are in it, and `place` is that of the guess for the next one; -1 where there is none. `run` is
-    the number of right guesses before it, up to the longest that is told apart. Tokens are read a few at a time, and
-    stay as they are when the sequence is preempted. It takes about 120 bytes for each. Owned by the sequence.
+    the number of right guesses before it, up to the longest that is told apart, and `again` the chance that a run
+    begins with a token after none. Tokens are read a few at a time, and stay when the sequence is preempted. It takes
+    about 120 bytes for each. Owned by the sequence.
     """
 
-    __slots__ = ("_parts", "chances", "num_read", "place", "run")
+    __slots__ = ("_parts", "again", "chances", "num_read", "place", "run")
 
     def __init__(self) -> None:
         # By the hash of three tokens, the position of the last of them. In parts, the latest first: a large dictionary
@@ -31,6 +32,7 @@ class Lookup:
         self.num_read = 0
         self.place = -1
         self.run = 0
+        self.again = 0.0
 
     def read(self, tokens: list[int], num_prompt: int, most: int) -> bool:
         """Read up to `most` more of the tokens; those after the prompt change the chances. True when all are read."""
@@ -42,13 +44,15 @@ class Lookup:
             begin = self._read_prompt(tokens, begin, min(end, num_prompt - 1))
         begin = max(begin, MATCH - 1)
         chances, longest = self.chances, len(self.chances) - 1
-        place, run = self.place, self.run
+        place, run, again = self.place, self.run, self.again
         for at in range(begin, end):
             token = tokens[at]
+            is_right = place >= 0 and tokens[place] == token
+            if not run:
+                again += LAST_SHARE * (is_right - again)
             if place >= 0:
-                is_right = tokens[place] == token
                 chances[run] += LAST_SHARE * (is_right - chances[run])
-                run = 0 if not is_right else run + 1 if run < longest else run
+            run = 0 if not is_right else run + 1 if run < longest else run
             key = hash((tokens[at - 2], tokens[at - 1], token))
             place = -1
             for part in self._parts:
@@ -56,7 +60,7 @@ class Lookup:
                     place = part[key] + 1
                     break
             self._open_part()[key] = at
-        self.place, self.run, self.num_read = place, run, end
+        self.place, self.run, self.again, self.num_read = place, run, again, end
         return end == len(tokens)
 
     def _read_prompt(self, tokens: list[int], begin: int, end: int) -> int:
@@ -74,12 +78,15 @@ class Lookup:
         return self._parts[0]
 
     def likely(self, num_unknown: int, most: int) -> Iterator[float]:
-        """The chances of up to `most` guesses after each other, behind `num_unknown` tokens that are not read: each is
-        right if all before it are, the unknown ones included."""
-        if self.place < 0:
-            return
-        chances, longest, chance = self.chances, len(self.chances) - 1, 1.0
-        for number in range(num_unknown + most):
-            chance *= chances[min(self.run + number, longest)]
-            if number >= num_unknown:
-                yield chance
+        """The chances of up to `most` guesses after each other, behind `num_unknown` tokens that are not read. Each is
+        right if all before it are, and the unknown ones are as they would be guessed, or else begin a new run."""
+        chances, longest = self.chances, len(self.chances) - 1
+        goes_on = 1.0 if self.place >= 0 else 0.0
+        for number in range(num_unknown):
+            goes_on *= chances[min(self.run + number, longest)]
+        begins = (1 - goes_on) * self.again
+        for number in range(most):
+            goes_on *= chances[min(self.run + num_unknown + number, longest)]
+            if number:
+                begins *= chances[min(number, longest)]
+            yield goes_on + begins

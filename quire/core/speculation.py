@@ -95,12 +95,13 @@ class Speculation:
         of their cost only to measure it again, where they are likely to be right."""
         guessing, tokens = sequence.guessing, sequence.tokens
         assert guessing is not None
-        assert guessing.lookup is not None
-        is_read = guessing.lookup.read(tokens, sequence.num_prompt, most_read)
-        if not is_read or guessing.lookup.place < 0:
+        lookup = guessing.lookup
+        assert lookup is not None
+        is_read = lookup.read(tokens, sequence.num_prompt, most_read)
+        if not is_read or (lookup.place < 0 and lookup.again < LEAST_CHANCE):
             return
         num_unknown = sequence.num_planned + 1 - len(tokens)
-        guesses = [(chance, sequence) for chance in guessing.lookup.likely(num_unknown, most) if chance > least]
+        guesses = [(chance, sequence) for chance in lookup.likely(num_unknown, most) if chance > least]
         if guesses and guesses[0][0] > LEAST_CHANCE:
             found += guesses
             if self._budget.guessing_cost > 1 and guesses[0][0] > TRIAL_CHANCE and len(tokens) >= guessing.next_try:

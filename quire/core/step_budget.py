@@ -33,7 +33,7 @@ class StepBudget:
         self.fixed_tokens = DEFAULT_FIXED_TOKENS
         self.guessing_cost = 1.0
         self.padded_sizes: tuple[int, ...] = ()
-        # In place of `guessing_cost`, by whether a step has guesses and the tokens it is padded to, once it is measured.
+        # In place of `guessing_cost`, by whether a step has guesses and the tokens it is padded to, once measured.
         self.size_costs: dict[tuple[bool, int], float] = {}
         self._steps_left = 0  # until it grows
 

@@ -137,10 +137,11 @@ ENGINE_MUTANTS = (
     Mutant("tokens teach nothing", LOOKUP, "chances[run] += LAST_SHARE * (is_right - chances[run])", "pass"),
     Mutant("a run goes on after a wrong guess", LOOKUP, "run = 0 if not is_right else", "run ="),
     Mutant("all tokens are read at once", LOOKUP, "if end - begin > most:", "if False:"),
-    Mutant("unknown tokens are taken for right ones", LOOKUP, "range(num_unknown + most)", "range(most)"),
+    Mutant("unknown tokens are taken for right ones", LOOKUP, "for number in range(num_unknown):", "for number in ():"),
+    Mutant("no run begins anew", LOOKUP, "(1 - goes_on) * self.again", "0.0"),
     Mutant("a long prompt is read before others", GUESSES, "MAX_READ // max(1, num_rows)", "MAX_READ"),
     Mutant("what does not pay is looked up", GUESSES, "if self._looks_up and least > HIGHEST_CHANCE:", "if False:"),
-    Mutant("unread tokens do not matter", GUESSES, "if not is_read or guessing.lookup.place < 0:", "if False:"),
+    Mutant("unread tokens do not matter", GUESSES, "if not is_read or ", "if "),
     Mutant("the cost of guesses is measured once", GUESSES, "due += guesses", "pass"),
     Mutant("others' guesses say nothing", GUESSES, "self.chance += LAST_SHARE_OF_ALL", "_ = LAST_SHARE_OF_ALL"),
 )

@@ -25,6 +25,7 @@ class Found(NamedTuple):
 
     place: int
     run: int
+    again: float
     chances: list[float]
 
 
@@ -37,14 +38,16 @@ def place_after(tokens: list[int], end: int) -> int:
 
 
 def searched(tokens: list[int], num_prompt: int) -> Found:
-    chances, run = list(CHANCES), 0
-    for at in range(num_prompt, len(tokens)):
+    chances, again, run = list(CHANCES), 0.0, 0
+    for at in range(max(num_prompt, MATCH), len(tokens)):
         place = place_after(tokens, at)
+        is_right = place >= 0 and tokens[place] == tokens[at]
+        if run == 0:
+            again += LAST_SHARE * (is_right - again)
         if place >= 0:
-            is_right = tokens[place] == tokens[at]
             chances[run] += LAST_SHARE * (is_right - chances[run])
-            run = min(run + 1, len(CHANCES) - 1) if is_right else 0
-    return Found(place_after(tokens, len(tokens)), run, chances)
+        run = min(run + 1, len(CHANCES) - 1) if is_right else 0
+    return Found(place_after(tokens, len(tokens)), run, again, chances)
 
 
 @given(few_tokens, st.data())
@@ -58,7 +61,7 @@ def test_what_is_found_is_what_a_search_of_all_tokens_finds(tokens: list[int], d
             is_read = read.read(tokens[:known], num_prompt, data.draw(st.integers(1, 20)))
             assert is_read == (read.num_read == known)
             if is_read:
-                assert Found(read.place, read.run, read.chances) == searched(tokens[:known], num_prompt)
+                assert Found(read.place, read.run, read.again, read.chances) == searched(tokens[:known], num_prompt)
                 if known == len(tokens):
                     break
                 known = data.draw(st.integers(known + 1, len(tokens)))
@@ -67,12 +70,20 @@ def test_what_is_found_is_what_a_search_of_all_tokens_finds(tokens: list[int], d
 def test_a_guess_is_as_likely_as_all_before_it_together():
     found = Lookup()
     found.chances = [0.5, 0.8, 0.9]
-    assert list(found.likely(0, 3)) == []  # nothing is found
+    assert list(found.likely(0, 3)) == [0, 0, 0]  # nothing is found
     found.place = 5
     assert list(found.likely(0, 3)) == pytest.approx([0.5, 0.5 * 0.8, 0.5 * 0.8 * 0.9])
     assert list(found.likely(2, 2)) == pytest.approx([0.5 * 0.8 * 0.9, 0.5 * 0.8 * 0.9 * 0.9])
     found.run = 2
     assert list(found.likely(1, 1)) == pytest.approx([0.9 * 0.9])
+
+
+def test_a_guess_behind_tokens_that_go_on_otherwise_may_be_right_too():
+    found = Lookup()
+    found.chances, found.again = [0.5, 0.8, 0.9], 0.3
+    assert list(found.likely(0, 3)) == pytest.approx([0.3, 0.3 * 0.8, 0.3 * 0.8 * 0.9])
+    found.place, found.run = 5, 1
+    assert list(found.likely(1, 2)) == pytest.approx([0.8 * 0.9 + 0.2 * 0.3, 0.8 * 0.9 * 0.9 + 0.2 * 0.3 * 0.8])
 
 
 # The choice
@@ -241,7 +252,7 @@ def test_a_sequence_that_was_preempted_goes_on_with_what_was_read():
     assert harness.tokens[1, 0] == expected_tokens(asked)
     assert sequence.guessing.lookup is read
     known = sequence.tokens[: read.num_read]
-    assert (read.place, read.run, read.chances) == searched(known, 15)
+    assert (read.place, read.run, read.again, read.chances) == searched(known, 15)
 
 
 def test_a_prompt_that_repeats_itself_is_guessed_from_the_first_step():
