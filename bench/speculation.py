@@ -1,6 +1,7 @@
 """Tokens per second with guesses, as a ratio to none.
 
     python bench/speculation.py [--model default] [--quantize int8] [--guesses 7] [--rows 1 8] [--rounds 5]
+    python bench/speculation.py --rows 1 --first 0 1 2 3 4 5 6 7     # each prompt alone
     python bench/speculation.py --model MODEL --draft-model SMALLER
     python bench/speculation.py --model random:qwen3-0.6b --quantize none --num-pages 2048     # on a GPU
 
@@ -17,6 +18,7 @@ import argparse
 import statistics
 import time
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +36,10 @@ QUESTIONS = (
 )  # fmt: skip
 
 
-def repeating(count: int, length: int) -> list[Any]:
+def repeating(count: int, length: int, first: int = 0) -> list[Any]:
     """Chats that ask for a text of theirs again, changed a little."""
     chats = []
-    for number in range(count):
+    for number in range(first, first + count):
         of_code = number % 2 == 0
         path = (EDITED if of_code else COPIED)[number // 2 % 4]
         text = (ROOT / path).read_text()[:length]
@@ -46,8 +48,9 @@ def repeating(count: int, length: int) -> list[Any]:
     return chats
 
 
-def unrelated(count: int) -> list[Any]:
-    return [[{"role": "user", "content": QUESTIONS[number % len(QUESTIONS)]}] for number in range(count)]
+def unrelated(count: int, first: int = 0) -> list[Any]:
+    numbers = range(first, first + count)
+    return [[{"role": "user", "content": QUESTIONS[number % len(QUESTIONS)]}] for number in numbers]
 
 
 class Runs:
@@ -106,6 +109,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--length", type=int, default=1600, help="Characters of a text that is repeated.")
+    parser.add_argument("--first", type=int, nargs="+", default=[0], help="Numbers of the first prompt, one run each.")
     parser.add_argument("--num-pages", type=int, default=None, help="of each engine, where they share a device")
     asked = parser.parse_args()
     settings: dict[str, Any] = {
@@ -116,13 +120,14 @@ def main() -> None:
     plain = Runs(LLM(asked.model, **settings))
     guessing = Runs(LLM(asked.model, speculate=asked.guesses, **drafts, **settings))
     greedy, sampled = SamplingParams(temperature=0), SamplingParams(temperature=0.8)
-    for rows in asked.rows:
+    for rows, first in product(asked.rows, asked.first):
         for name, prompts, sampling in (
-            ("repeating", repeating(rows, asked.length), greedy),
-            ("unrelated", unrelated(rows), sampled),
+            ("repeating", repeating(rows, asked.length, first), greedy),
+            ("unrelated", unrelated(rows, first), sampled),
         ):
             found = compare(plain, guessing, prompts, sampling, asked.rounds, asked.tokens)
-            print(f"{asked.quantize} {rows} rows, {name}: {found}", flush=True)
+            of = f" from {first}" if first else ""
+            print(f"{asked.quantize} {rows} rows{of}, {name}: {found}", flush=True)
 
 
 if __name__ == "__main__":

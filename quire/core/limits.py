@@ -41,6 +41,7 @@ class Limits:
     max_burst: int = 1  # tokens that a step may give each sequence while no other could join them
     max_loras: int = 0  # adapters that are on the device together
     max_guesses: int = 0  # of a sequence's next tokens, in one step; 0: none is guessed
+    looks_up: bool = False  # guesses are what followed the same tokens earlier, which the host can look up too
     page_groups: tuple[Reach, ...] = (None,)  # the positions that the layers of each read
     # Snapshots of the state that slots have beside their pages, which the tokens before a position make: a prefix is
     # reused up to one. None where slots have no such state, and pages are all that a prefix takes.

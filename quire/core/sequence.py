@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from enum import Enum, auto
 
+from quire.core.lookup import Lookup
 from quire.core.prefix_tree import Match, Node, PrefixCursor
 from quire.core.restore import Restore
 from quire.request import FinishReason, Request
@@ -47,9 +48,10 @@ class Stopping:
 class Guessing:
     """The record of guesses for one sequence."""
 
-    __slots__ = ("chance", "mean", "next_try", "pause")
+    __slots__ = ("chance", "lookup", "mean", "next_try", "pause")
 
-    def __init__(self, chance: float, pause: int) -> None:
+    def __init__(self, chance: float, pause: int, lookup: Lookup | None = None) -> None:
+        self.lookup = lookup  # where guesses are looked up; then the chances are there
         self.chance = chance  # of a guess to be right if those before it are, by the last ones
         self.mean = chance  # the same, by many
         self.pause = pause  # tokens from one try to the next while it is low

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from quire.core.limits import Limits
+from quire.core.lookup import Lookup
 from quire.core.sequence import Guessing, Sequence
 from quire.core.stats import Counters
 from quire.core.step_budget import StepBudget
@@ -15,6 +16,11 @@ MIN_PAUSE, MAX_PAUSE = 4, 256  # tokens before a sequence tries again; more afte
 LONGER = 4  # times as many
 LATE = 64  # tokens before a new sequence tries, where few guesses of others were right
 FEW = 0.25  # of the guesses
+LEAST_CHANCE = 0.2  # of a first guess that is looked up: before steps with guesses are measured, each seems to pay
+HIGHEST_CHANCE = 0.95  # of guesses; where they would have to be better, nothing is looked up
+MAX_READ, MIN_READ = 2048, 32  # tokens that a step looks up for all sequences together, and for each at least
+
+Guess = tuple[float, Sequence]  # its chance, and the sequence that makes it
 
 
 class Speculation:
@@ -24,8 +30,10 @@ class Speculation:
     time of one token. A guess that is right is one more token, and each guess costs one. A sequence's first guess is
     right by its chance, the second only if the first is, and so on. Of all guesses the best are made, as many as give
     the most tokens in the least time, padding included. So a sequence whose guesses fail makes none, many sequences
-    make fewer than one alone, and a full batch makes none unless nearly all are right. A sequence that makes none tries
-    one now and then.
+    make fewer than one alone, and a full batch makes none unless nearly all are right.
+
+    Where guesses are looked up, the tokens of each sequence tell what they would have been (`Lookup`), and none is made
+    to find out. A model's guesses are known only when they are made: a sequence that makes none tries one now and then.
 
     A step with guesses may take longer than another of as many tokens, where decodes have programs of their own or get
     several tokens at once. Then fewer guesses pay, and tries cost more: they are later, and of as many guesses as there
@@ -34,6 +42,7 @@ class Speculation:
 
     def __init__(self, limits: Limits, budget: StepBudget, counters: Counters) -> None:
         self.chance = TRIAL_CHANCE  # of a guess, over all sequences; new ones begin with it
+        self._looks_up = limits.looks_up
         self._most = limits.max_guesses
         self._most_in_step = limits.max_step_guesses
         self._budget = budget
@@ -41,23 +50,20 @@ class Speculation:
 
     def choose(self, sequences: Iterable[Sequence], num_rows: int) -> dict[int, int]:
         """The number of guesses in the next step, by id, of those `sequences` that make any. `num_rows` decode."""
-        fixed = self._budget.fixed_tokens
-        least = num_rows / (fixed + num_rows)  # tokens for the cost of one, without guesses
-        found: list[tuple[float, Sequence]] = []
-        due: list[tuple[float, Sequence]] = []  # tries that are made even if they do not pay
+        least = num_rows / (self._budget.fixed_tokens + num_rows)  # tokens for the cost of one, without guesses
+        if self._looks_up and least > HIGHEST_CHANCE:
+            return {}
+        found: list[Guess] = []
+        due: list[Guess] = []  # tries that are made even if they do not pay
+        most_read = max(MIN_READ, MAX_READ // max(1, num_rows))
         for sequence in sequences:
-            guessing = sequence.guessing
             most = min(self._most, sequence.limit - 2 - sequence.num_planned)
-            if guessing is None or most < 1:
+            if sequence.guessing is None or most < 1:
                 continue
-            is_due = len(sequence.tokens) >= guessing.next_try and least < TRIAL_CHANCE
-            chance = guessing.chance if self._budget.guessing_cost == 1 else max(guessing.chance, guessing.mean)
-            if chance > least:
-                found += [(likely, sequence) for likely in _falling(chance, least, most)]
-            elif is_due:
-                found.append((TRIAL_CHANCE, sequence))
-            if is_due and self._budget.guessing_cost > 1:
-                due += [(likely, sequence) for likely in _falling(TRIAL_CHANCE, least, most)]
+            if self._looks_up:
+                self._add_looked_up(sequence, most, least, most_read, found, due)
+            else:
+                self._add_tried(sequence, most, least, found, due)
         if not found and not due:
             return {}
         found.sort(key=_likely, reverse=True)  # a sequence's guesses stay in their order
@@ -69,15 +75,45 @@ class Speculation:
             chosen[sequence.id] = chosen.get(sequence.id, 0) + 1
         return chosen
 
+    def _add_tried(self, sequence: Sequence, most: int, least: float, found: list[Guess], due: list[Guess]) -> None:
+        """Add the guesses of a model, whose chances are those of the guesses before."""
+        guessing, cost = sequence.guessing, self._budget.guessing_cost
+        assert guessing is not None
+        is_due = len(sequence.tokens) >= guessing.next_try and least < TRIAL_CHANCE
+        chance = guessing.chance if cost == 1 else max(guessing.chance, guessing.mean)
+        if chance > least:
+            found += [(likely, sequence) for likely in _falling(chance, least, most)]
+        elif is_due:
+            found.append((TRIAL_CHANCE, sequence))
+        if is_due and cost > 1:
+            due += [(likely, sequence) for likely in _falling(TRIAL_CHANCE, least, most)]
+
+    def _add_looked_up(
+        self, sequence: Sequence, most: int, least: float, most_read: int, found: list[Guess], due: list[Guess]
+    ) -> None:
+        """Add the guesses that the tokens of the sequence make, once enough of them are read. They are tried in spite
+        of their cost only to measure it again, where they are likely to be right."""
+        guessing, tokens = sequence.guessing, sequence.tokens
+        assert guessing is not None
+        lookup = guessing.lookup
+        assert lookup is not None
+        is_read = lookup.read(tokens, sequence.num_prompt, most_read)
+        if not is_read or (lookup.place < 0 and lookup.again < LEAST_CHANCE):
+            return
+        num_unknown = sequence.num_planned + 1 - len(tokens)
+        guesses = [(chance, sequence) for chance in lookup.likely(num_unknown, most) if chance > least]
+        if guesses and guesses[0][0] > LEAST_CHANCE:
+            found += guesses
+            if self._budget.guessing_cost > 1 and guesses[0][0] > TRIAL_CHANCE and len(tokens) >= guessing.next_try:
+                due += guesses
+
     def _best_count(self, likely: list[float], num_rows: int) -> int:
         """The number of these guesses, the best first, that gives the most tokens in the time of a step."""
-        fixed = self._budget.fixed_tokens
-        best_rate, best_count, tokens, cost = 0.0, 0, float(num_rows), 1.0
+        best_rate, best_count, tokens = 0.0, 0, float(num_rows)
         for count in range(len(likely) + 1):
             if count:
                 tokens += likely[count - 1]
-                cost = self._budget.guessing_cost
-            rate = tokens / (fixed + self._budget.padded(num_rows + count)) / cost
+            rate = tokens / self._budget.cost(num_rows + count, count > 0)
             if rate > best_rate:
                 best_rate, best_count = rate, count
         return best_count
@@ -106,8 +142,9 @@ class Speculation:
         """A new sequence. None is guessed under a grammar: the mask of a token follows from the one before it, on the
         host."""
         if self._most and sequence.request.grammar is None:
-            sequence.guessing = guessing = Guessing(self.chance, self._pause(MIN_PAUSE))
-            if self.chance < FEW:
+            lookup = Lookup() if self._looks_up else None
+            sequence.guessing = guessing = Guessing(self.chance, self._pause(MIN_PAUSE), lookup)
+            if self.chance < FEW and lookup is None:
                 guessing.pause = self._pause(LATE)
                 guessing.next_try = len(sequence.tokens) + guessing.pause
 
@@ -126,5 +163,5 @@ def _falling(chance: float, least: float, most: int) -> Iterator[float]:
         likely *= chance
 
 
-def _likely(guess: tuple[float, Sequence]) -> float:
+def _likely(guess: Guess) -> float:
     return guess[0]

@@ -33,6 +33,8 @@ class StepBudget:
         self.fixed_tokens = DEFAULT_FIXED_TOKENS
         self.guessing_cost = 1.0
         self.padded_sizes: tuple[int, ...] = ()
+        # In place of `guessing_cost`, by whether a step has guesses and the tokens it is padded to, once measured.
+        self.size_costs: dict[tuple[bool, int], float] = {}
         self._steps_left = 0  # until it grows
 
     @property
@@ -53,6 +55,12 @@ class StepBudget:
         """The tokens that a step of `num_tokens` computes, padding included."""
         above = bisect_left(self.padded_sizes, num_tokens)
         return self.padded_sizes[above] if above < len(self.padded_sizes) else num_tokens
+
+    def cost(self, num_tokens: int, has_guesses: bool) -> float:
+        """The tokens that take as long as a step of `num_tokens` without prompts."""
+        padded = self.padded(num_tokens)
+        ratio = self.size_costs.get((has_guesses, padded), self.guessing_cost if has_guesses else 1.0)
+        return (self.fixed_tokens + padded) * ratio
 
     def restores(self, has_decodes: bool) -> int:
         """The pages that a step may copy from the host."""

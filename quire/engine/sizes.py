@@ -64,6 +64,7 @@ def limits_of(config: Config, resolved: Resolved, layout: PageLayout, max_queued
         replays=resolved.fixed_order,
         forces_tokens=not resolved.fixed_order,
         max_guesses=resolved.speculate,
+        looks_up=config.draft_model is None,
         page_groups=layout.groups,
         snapshots=0 if layout.slot_specs else None,
     )

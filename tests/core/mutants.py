@@ -47,7 +47,7 @@ COPIED = ("quire", "tests", "pyproject.toml")
 TESTS = ("tests/core/test_page_pool.py", "tests/core/test_host_pages.py", "tests/core/test_prefix_exchange.py",
          "tests/core/test_scheduler.py", "tests/core/test_turns.py", "tests/core/test_sharing.py",
          "tests/core/test_admission.py", "tests/core/test_bursts.py", "tests/core/test_speculation.py",
-         "tests/core/test_replays.py",
+         "tests/core/test_lookup.py", "tests/core/test_replays.py",
          "tests/core/test_page_groups.py", "tests/core/test_slot_state.py", "tests/core/test_snapshots.py",
          "tests/core/test_host_tier.py", "tests/core/test_prefix_cache.py", "tests/core/test_prefix_trees.py",
          "tests/test_retry_reservations.py", "tests/core/test_schedules.py", "tests/engine")  # fmt: skip

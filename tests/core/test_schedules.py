@@ -105,6 +105,7 @@ def setups(draw: st.DrawFn) -> tuple[Limits, int]:
         **host,
         max_burst=draw(st.integers(1, page_size)),
         max_guesses=draw(st.sampled_from([page_size - 1, min(1, page_size - 1)])) if has_guesses else 0,
+        looks_up=has_guesses and draw(st.booleans()),
         replays=replays,
         forces_tokens=not replays,
         snapshots=snapshots,

@@ -4,7 +4,7 @@ import random
 
 from quire.core.plan import Chunk, Kind, StepPlan
 from quire.core.step_budget import StepBudget
-from quire.engine.guess_cost import MAX_COST, GuessCost
+from quire.engine.guess_cost import HALVED_STEPS, MAX_COST, GuessCost
 from quire.engine.observer import Step
 from tests.core.harness import limits
 
@@ -89,3 +89,26 @@ def test_one_disturbed_step_changes_little() -> None:
         steps.run(1, 0.004, kind=Kind.DECODE)
         steps.run(2, 2.0 if number == 20 else 0.004)
     assert steps.budget.guessing_cost == 1
+
+
+def test_the_times_of_sizes_are_learnt_and_forgotten() -> None:
+    """Kernels that compute four tokens at a time: a step of five takes as long as one of eight."""
+    steps, took_s = Steps(12.0), {1: 0.010, 4: 0.015, 5: 0.024, 8: 0.024}
+    for _ in range(50):
+        for tokens in (1, 4, 5, 8):
+            steps.run(tokens, took_s[tokens], kind=Kind.VERIFY if tokens > 1 else Kind.DECODE)
+    costs = {tokens: steps.budget.cost(tokens, tokens > 1) / steps.budget.cost(1, False) for tokens in took_s}
+    for tokens, seconds in took_s.items():
+        assert abs(costs[tokens] - seconds / 0.010) < 0.25
+    for _ in range(20):
+        for tokens in (1, 2) * HALVED_STEPS:
+            steps.run(tokens, 0.010, kind=Kind.VERIFY if tokens > 1 else Kind.DECODE)
+    assert abs(steps.budget.size_costs[True, 5] - 1) < 0.05
+
+
+def test_a_disturbed_step_is_not_blamed_on_its_size() -> None:
+    steps = Steps(12.0)
+    for number in range(40):
+        steps.run(1, 0.010, kind=Kind.DECODE)
+        steps.run(4, 10.0 if number == 20 else 0.013)
+    assert steps.budget.cost(4, True) / steps.budget.cost(1, False) < 1.5

@@ -2,10 +2,15 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from quire.core.lookup import Lookup
 from quire.core.plan import Kind, StepPlan
+from quire.executor.guesses import guess_by_lookup
+from quire.executor.shapes import Shapes
+from quire.executor.slots import empty_slots
 from quire.request import FinishReason, Request, SamplingParams
 from tests.executor.faulty_executor import FaultyExecutor
 from tests.executor.rig import Rig, Run
@@ -21,7 +26,27 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "few pages": {},
     "few pages, two steps ahead": {"lookahead": 2},
     "bursts": {"max_burst": 4},
+    "by the tokens of each sequence": {"looks_up": True},
+    "by the tokens of each sequence, few pages, two steps ahead": {"looks_up": True, "lookahead": 2},
 }
+
+
+def test_the_host_looks_up_what_the_device_guesses() -> None:
+    """Where the last three tokens stood before; there alone the host says what a guess would be."""
+    chance, longest, rows = np.random.default_rng(0), 40, 200
+    history = chance.integers(0, 4, (rows, longest + 8), np.int32)
+    lengths = chance.integers(3, longest, rows, np.int32)
+    empty = empty_slots(Shapes(2, 16, 1, 16, 16, guesses=1))
+    slots = empty._replace(history=jnp.asarray(history), lengths=jnp.asarray(lengths))
+    guessed = guess_by_lookup(slots, jnp.arange(rows), 1).history
+    num_found = 0
+    for tokens, length, after in zip(history.tolist(), lengths.tolist(), guessed.tolist(), strict=True):
+        lookup = Lookup()
+        lookup.read(tokens[:length], int(chance.integers(1, length + 1)), longest)
+        if lookup.place >= 0:
+            num_found += 1
+            assert after[length] == tokens[lookup.place]
+    assert 30 < num_found < rows
 
 
 def repeating(rig: Rig, count: int, sampling: SamplingParams, seed: int = 0, **changes: Any) -> list[Request]:
@@ -68,7 +93,7 @@ def check_greedy(guessing: Rig, name: str) -> None:
     pages = {"num_pages": 3 + guessing.limits().pages_of(118)} if "few pages" in name else {}
     run = check_same(guessing, requests, **SCHEDULES[name], **pages)
     counters = run.engine.scheduler.counters
-    assert counters.right_guesses > 20
+    assert counters.right_guesses > 15
     assert counters.guesses > counters.right_guesses
     assert (counters.preemptions > 0) == ("few pages" in name)
     assert sum(guessing.near_ties(one, run.answers[one.request_id, 0].tokens) for one in requests) <= 1

@@ -1,0 +1,92 @@
+"""The guesses that the tokens of a sequence would make by themselves, and whether they would have been right."""
+
+from collections.abc import Iterator
+
+MATCH = 3  # last tokens that an earlier place is searched for; the executor takes fewer where it finds none
+# The chance of a guess after 0, 1, 2, … right ones, in a new sequence; longer runs are like the longest here.
+CHANCES = (0.4, 0.6, 0.7, 0.85, 0.9, 0.9, 0.95, 0.95)
+PART_SIZE = 8192  # places that are kept together, and those of one piece of a prompt more
+LAST_SHARE = 0.1  # of the newest token in a chance
+
+
+class Lookup:
+    """The latest places of a sequence's tokens, three by three, and the chances of what followed there.
+
+    Where the last three tokens have an earlier place, the token after it is what the executor would guess next. The
+    token that comes tells whether that would have been right, though nothing was guessed: so a copy is noticed after a
+    few tokens, and text that repeats nothing costs no step. A guess is the likelier the more before it were right.
+
+    `num_read` tokens are in it, and `place` is that of the guess for the next one; -1 where there is none. `run` is
+    the number of right guesses before it, up to the longest that is told apart, and `again` the chance that a run
+    begins with a token after none. Tokens are read a few at a time, and stay when the sequence is preempted. It takes
+    about 120 bytes for each. Owned by the sequence.
+    """
+
+    __slots__ = ("_parts", "again", "chances", "num_read", "place", "run")
+
+    def __init__(self) -> None:
+        # By the hash of three tokens, the position of the last of them. In parts, the latest first: a large dictionary
+        # takes long when it grows.
+        self._parts: list[dict[int, int]] = [{}]
+        self.chances = list(CHANCES)
+        self.num_read = 0
+        self.place = -1
+        self.run = 0
+        self.again = 0.0
+
+    def read(self, tokens: list[int], num_prompt: int, most: int) -> bool:
+        """Read up to `most` more of the tokens; those after the prompt change the chances. True when all are read."""
+        begin, end = self.num_read, len(tokens)
+        if end - begin > most:
+            end = begin + most
+        if begin < num_prompt - 1:
+            # The last token of a prompt is read like those after it: a guess may follow it.
+            begin = self._read_prompt(tokens, begin, min(end, num_prompt - 1))
+        begin = max(begin, MATCH - 1)
+        chances, longest = self.chances, len(self.chances) - 1
+        place, run, again = self.place, self.run, self.again
+        for at in range(begin, end):
+            token = tokens[at]
+            is_right = place >= 0 and tokens[place] == token
+            if not run:
+                again += LAST_SHARE * (is_right - again)
+            if place >= 0:
+                chances[run] += LAST_SHARE * (is_right - chances[run])
+            run = 0 if not is_right else run + 1 if run < longest else run
+            key = hash((tokens[at - 2], tokens[at - 1], token))
+            place = -1
+            for part in self._parts:
+                if key in part:
+                    place = part[key] + 1
+                    break
+            self._open_part()[key] = at
+        self.place, self.run, self.again, self.num_read = place, run, again, end
+        return end == len(tokens)
+
+    def _read_prompt(self, tokens: list[int], begin: int, end: int) -> int:
+        """Read the tokens before `end` for their places alone; returns the position of the next."""
+        begin = max(begin, MATCH - 1)
+        if begin < end:
+            threes = zip(tokens[begin - 2 : end - 2], tokens[begin - 1 : end - 1], tokens[begin:end], strict=True)
+            self._open_part().update(zip(map(hash, threes), range(begin, end), strict=True))
+        return end
+
+    def _open_part(self) -> dict[int, int]:
+        """The part that takes the next places."""
+        if len(self._parts[0]) >= PART_SIZE:
+            self._parts.insert(0, {})
+        return self._parts[0]
+
+    def likely(self, num_unknown: int, most: int) -> Iterator[float]:
+        """The chances of up to `most` guesses after each other, behind `num_unknown` tokens that are not read. Each is
+        right if all before it are, and the unknown ones are as they would be guessed, or else begin a new run."""
+        chances, longest = self.chances, len(self.chances) - 1
+        goes_on = 1.0 if self.place >= 0 else 0.0
+        for number in range(num_unknown):
+            goes_on *= chances[min(self.run + number, longest)]
+        begins = (1 - goes_on) * self.again
+        for number in range(most):
+            goes_on *= chances[min(self.run + num_unknown + number, longest)]
+            if number:
+                begins *= chances[min(number, longest)]
+            yield goes_on + begins
