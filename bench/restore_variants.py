@@ -232,24 +232,12 @@ def with_pages(built: Built, count: int) -> Iterator[None]:
 
 
 @contextmanager
-def with_free_pages(built: Built, count: int) -> Iterator[None]:
-    """So many pages are evicted ahead of need, also where they are a large share of all."""
-    ahead = built.engine.scheduler._planner._free_ahead
-    assert ahead is not None, "pages are not pinned"
-    before, ahead._num_kept = ahead._num_kept, count
-    yield
-    ahead._num_kept = before
-
-
-@contextmanager
 def as_it_is(_: Built) -> Iterator[None]:
     yield
 
 
 VARIANTS: dict[str, Callable[[Built], Any]] = {
     "as it is": as_it_is,
-    "128 pages kept free": lambda built: with_free_pages(built, 128),
-    "none kept free": lambda built: with_free_pages(built, 0),
     "saves at once": saves_at_once,
     "look-ahead of 2": lambda built: with_lookahead(built, 2),
     "16 pages a step": lambda built: with_pages(built, 16),
