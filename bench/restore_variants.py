@@ -2,7 +2,7 @@
 
     python bench/restore_variants.py --model random:llama-3.1-8b --talks 24 --tokens 4000 --resident 4 \\
         --host-cache-gib 20 --max-batch-prefill-tokens 4096 --few-programs          # on a GPU
-    python bench/restore_variants.py … --only "as it is"        # one of them: for environment variables
+    python bench/restore_variants.py … --only "as it is,saves at once"      # some of them
     python bench/restore_variants.py … --launches               # the programs alone, with and without CUDA graphs
 
 Each variant has the second turns of `host_cache.py`, alone and beside a stream. Three lines for each: the figures; when
@@ -28,6 +28,7 @@ from quire.core.plan import Kind, Tier
 from quire.engine import restore_pace
 from quire.engine.built import Built
 from quire.executor import block_saves
+from quire.executor.early_inputs import EarlyInputs
 from quire.executor.ladder import StepShape
 from quire.executor.padding import run_on_padding
 from quire.executor.program_order import place_sizes
@@ -232,12 +233,20 @@ def with_pages(built: Built, count: int) -> Iterator[None]:
 
 
 @contextmanager
+def packed_after_fetches(_: Built) -> Iterator[None]:
+    """Integers of programs are sent with the calls, behind the blocks that the same step fetches."""
+    with patch.object(EarlyInputs, "send", lambda _, packed: packed):
+        yield
+
+
+@contextmanager
 def as_it_is(_: Built) -> Iterator[None]:
     yield
 
 
 VARIANTS: dict[str, Callable[[Built], Any]] = {
     "as it is": as_it_is,
+    "packed after fetches": packed_after_fetches,
     "saves at once": saves_at_once,
     "look-ahead of 2": lambda built: with_lookahead(built, 2),
     "16 pages a step": lambda built: with_pages(built, 16),
@@ -304,10 +313,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     parser.add_argument("--talks", type=int, default=24)
-    parser.add_argument("--only", help="the variant with this name")
+    parser.add_argument("--only", help="the variants with these names, which commas separate")
     parser.add_argument("--seconds", type=float, default=85.0, help="no variant begins after so many")
     parser.add_argument("--launches", action="store_true", help="what it takes to launch programs, and no variants")
     asked = parser.parse_args()
+    names = [name.strip() for name in asked.only.split(",")] if asked.only else list(VARIANTS)
+    if unknown := [name for name in names if name not in VARIANTS]:
+        parser.error(f"no variants: {', '.join(unknown)}; there are: {', '.join(VARIANTS)}")
     begun_s = time.monotonic()
     built = build(asked)
     print(f"started in {time.monotonic() - begun_s:.0f} s", flush=True)
@@ -323,9 +335,11 @@ def main() -> None:
     second_turns(built, marks, prompts[:4], 950, asked.tokens - 10)
     built.engine.abort(STREAM)
     marks.turns.clear()
-    for number, (name, variant) in enumerate(VARIANTS.items()):
-        if asked.only not in (None, name) or time.monotonic() - begun_s > asked.seconds:
+    for number, name in enumerate(names):
+        if time.monotonic() - begun_s > asked.seconds:
+            print(f"{name}: left out after {asked.seconds:.0f} s")
             continue
+        variant = VARIANTS[name]
         try:
             with variant(built):
                 run_variant(name, built, marks, prompts, 10_000 * (1 + number), asked.tokens - 10)

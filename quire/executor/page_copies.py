@@ -1,12 +1,13 @@
 """The page copies of a plan."""
 
 from collections.abc import Iterable, Iterator, Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from quire.core.plan import Kind, PageCopy, Place, StepPlan, Tier
+from quire.executor.early_inputs import EarlyInputs
 from quire.executor.host_pages import Arrival, Fetched, HostPages
 from quire.executor.pending import Copied
 from quire.executor.pinned_pages import PinnedPages
@@ -30,6 +31,13 @@ class OnTheWay:
         jax.block_until_ready([one.contents for one in self.fetched])  # type: ignore[no-untyped-call]
 
 
+class PackedCopies(NamedTuple):
+    """Copies that one program does, or that come from the host."""
+
+    copies: list[PageCopy]
+    packed: Any  # the integers of the program, on the host or on their way to the device; None: from the host
+
+
 class PageCopies:
     """Runs the copies of plans. Owned by the executor, which has the page arrays.
 
@@ -38,10 +46,15 @@ class PageCopies:
     """
 
     def __init__(
-        self, programs: Programs, host: HostPages | PinnedPages | None, host_kinds: Sequence[str] = ()
+        self,
+        programs: Programs,
+        host: HostPages | PinnedPages | None,
+        host_kinds: Sequence[str],
+        early: EarlyInputs,
     ) -> None:
         """`host_kinds`: the programs that take pages to the host and from it."""
         self._programs = programs
+        self._early = early
         self._host = host
         self._host_kinds = host_kinds
         self._unplaced: list[OnTheWay] = []
@@ -71,9 +84,10 @@ class PageCopies:
             pages, copied = self.settle(pages)
             num_fitting = self._num_fitting(restores)
         first = restores[: max(1, num_fitting)]
+        packed = [self._packed(run) for run in independent(in_order)]
         # Before all others, which the device need not wait for to begin with them.
         coming = self._fetch(first) if first else None
-        pages, others = self._run(pages, in_order)
+        pages, others = self._run(pages, packed)
         copied += others
         if coming is not None:
             self._await(coming, first)
@@ -128,18 +142,41 @@ class PageCopies:
         self._unplaced = [coming for coming in self._unplaced if coming.fetched]
         return taken
 
-    def _run(self, pages: Any, copies: Iterable[PageCopy]) -> tuple[Any, list[Copied]]:
+    def _packed(self, run: list[PageCopy]) -> list[PackedCopies]:
+        """A run in parts, each with the integers of the program for it."""
+        tiers = run[0].source.tier, run[0].target.tier
+        parts = []
+        while run:
+            count = len(run)
+            packed: Any = None
+            if tiers == (Tier.DEVICE, Tier.HOST):
+                assert self._host is not None, "there are no pages of the host"
+                size, count = self._host.next_save(count)
+                packed = np.zeros(size, np.int32)
+                packed[:count] = [copy.source.page for copy in run[:count]]
+            elif tiers == (Tier.DEVICE, Tier.DEVICE):
+                size = self._programs.table.copy_size(min(count, COPY_SIZES[-1]))
+                count = min(count, size)
+                packed = np.zeros((size, 2), np.int32)  # page 0 onto itself
+                packed[:count] = [(copy.source.page, copy.target.page) for copy in run[:count]]
+            parts.append(PackedCopies(run[:count], None if packed is None else self._early.send(packed)))
+            run = run[count:]
+        return parts
+
+    def _run(self, pages: Any, runs: Iterable[list[PackedCopies]]) -> tuple[Any, list[Copied]]:
         copied: list[Copied] = []
-        for run in independent(copies):
-            tiers = run[0].source.tier, run[0].target.tier
+        for copies, packed in (part for run in runs for part in run):
+            tiers = copies[0].source.tier, copies[0].target.tier
             if tiers == (Tier.HOST, Tier.DEVICE):
-                pages, brought = self._bring(pages, run)
+                pages, brought = self._bring(pages, copies)
                 pages, arrivals = self.settle(pages)
                 copied += brought + arrivals
             elif tiers == (Tier.DEVICE, Tier.HOST):
-                copied += self._save(pages, run)
+                assert self._host is not None, "there are no pages of the host"
+                program = self._programs.get((self._host_kinds[0], len(packed)))
+                copied.append(self._host.save(program, pages, packed, [copy.target.page for copy in copies]))
             else:
-                pages = self._copy_within(pages, run)
+                pages = self._programs.get(("copy", len(packed)))(pages, packed)
         return pages, copied
 
     def _bring(self, pages: Any, copies: Sequence[PageCopy]) -> tuple[Any, list[Copied]]:
@@ -174,29 +211,6 @@ class PageCopies:
         self._unplaced.append(coming)
         self._awaited |= {copy.target for copy in copies}
         return coming
-
-    def _save(self, pages: Any, run: list[PageCopy]) -> Iterator[Copied]:
-        assert self._host is not None, "there are no pages of the host"
-        begin = 0
-        while begin < len(run):
-            size, taken = self._host.next_save(len(run) - begin)
-            part = run[begin : begin + taken]
-            sources = np.zeros(size, np.int32)
-            sources[: len(part)] = [copy.source.page for copy in part]
-            program = self._programs.get((self._host_kinds[0], size))
-            yield self._host.save(program, pages, sources, [copy.target.page for copy in part])
-            begin += taken
-
-    def _copy_within(self, pages: Any, run: list[PageCopy]) -> Any:
-        begin = 0
-        while begin < len(run):
-            size = self._programs.table.copy_size(min(len(run) - begin, COPY_SIZES[-1]))
-            part = run[begin : begin + size]
-            packed = np.zeros((size, 2), np.int32)  # page 0 onto itself
-            packed[: len(part)] = [(copy.source.page, copy.target.page) for copy in part]
-            pages = self._programs.get(("copy", size))(pages, packed)
-            begin += size
-        return pages
 
 
 def _places(fetched: Fetched) -> set[Place]:

@@ -3,11 +3,12 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from quire.core.plan import Chunk, StepPlan, StepResult, TokenLogprobs
+from quire.executor.ladder import StepShape
 from quire.executor.launch import Launch, num_samples
 from quire.executor.sampler import NOT_NUMBERS, NOTHING_LEFT, Features, Sampled
 from quire.executor.slots import NO_TOKEN
@@ -25,6 +26,26 @@ class Wanted(NamedTuple):
     logprobs: int | None
     prompt_logprobs: int | None
     num_prompt: int
+
+
+class PackedSamples(NamedTuple):
+    """The program that samples for a launch, and its integers."""
+
+    key: tuple[str, int]
+    program: Callable[..., Any]
+    packed: Any
+
+
+class Prepared(NamedTuple):
+    """A launch that is packed."""
+
+    launch: Launch
+    features: Features
+    shape: StepShape
+    program: Callable[..., Any]
+    is_decode: bool = False  # whether the same program samples
+    samples: PackedSamples | None = None  # if it does not, and the launch need not wait for masks
+    packed: Any = None  # its integers, on the host or on their way to the device
 
 
 @dataclass(slots=True)
