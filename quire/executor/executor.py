@@ -14,10 +14,11 @@ from quire.executor.compile_processes import CompileProcesses
 from quire.executor.draft import Draft, pack_guesses
 from quire.executor.early_inputs import EarlyInputs
 from quire.executor.host_pages import HostPages, as_bytes
+from quire.executor.ladder import StepShape
 from quire.executor.launch import Launch, Packer, num_sampling, split
 from quire.executor.mask_rows import MaskRows
 from quire.executor.page_copies import PageCopies
-from quire.executor.pending import Launched, PackedSamples, Pending, Prepared
+from quire.executor.pending import Launched, PackedPlan, PackedSamples, Pending, Prepared
 from quire.executor.pinned_pages import PinnedPages, can_pin, host_kinds
 from quire.executor.program_order import FORCE_SIZE
 from quire.executor.program_store import ProgramStore
@@ -106,21 +107,19 @@ class JaxExecutor:
     def submit(self, plan: StepPlan) -> Pending:
         self.programs.advance()
         assert self._state is not None
-        # All is packed before pages are fetched: `EarlyInputs` says why.
         self._early.begin(plan)
-        slots, guesses = self._pack_slots(plan), self._pack_guesses(plan)
-        wanted = self._started.wanted(plan.chunks)
-        prepared = self._prepare(plan, [index for index, one in wanted.items() if one.prompt_logprobs is not None])
+        packed = self._pack(plan) if self._early.is_needed else None
         pages, copied = self._copies.begin(self._state.pages, plan)
         self._state = self._state._replace(pages=pages)
         for load in plan.adapter_loads:
             self.programs.put_adapter(load.slot - 1, self._adapters[load.number])
+        slots, guesses, launches, wanted = packed or self._pack(plan)
         self._begin_slots(plan, slots)
         if guesses is not None:
             self._guess(*guesses)
         pending = Pending(plan, wanted, self._sample, self._copies.take_lost)
         pending.copied = copied
-        pending.launched = [self._decode(one) if one.is_decode else self._forward(plan, one) for one in prepared]
+        pending.launched = [self._decode(one) if one.is_decode else self._forward(plan, one) for one in launches]
         self.snapshots.save(self._state, plan.saves)
         return pending
 
@@ -209,6 +208,15 @@ class JaxExecutor:
         self._state = None
         self.snapshots.close()
 
+    def _pack(self, plan: StepPlan) -> PackedPlan:
+        slots, guesses = self._pack_slots(plan), self._pack_guesses(plan)
+        wanted = self._started.wanted(plan.chunks)
+        scored = [index for index, one in wanted.items() if one.prompt_logprobs is not None]
+        launches: list[Prepared] = []
+        for launch in split(plan.chunks, scored, self._shapes.fixed_order) if plan.chunks else ():
+            launches += self._pack_launch(plan, launch)
+        return PackedPlan(slots, guesses, launches, wanted)
+
     def _pack_slots(self, plan: StepPlan) -> list[tuple[Key, Any]]:
         """The programs that change slots before chunks are computed, with their integers: those of slots that begin, of
         their tokens, first pages and sampling state; then those of forced tokens."""
@@ -259,14 +267,7 @@ class JaxExecutor:
         else:
             self._state = self._state._replace(slots=guess(self._state.slots, packed))
 
-    def _prepare(self, plan: StepPlan, scored: list[int]) -> list[Prepared]:
-        """The launches of a plan with their programs and integers. `scored`: chunks with scored prompt tokens."""
-        prepared: list[Prepared] = []
-        for launch in split(plan.chunks, scored, self._shapes.fixed_order) if plan.chunks else ():
-            prepared += self._prepare_one(plan, launch)
-        return prepared
-
-    def _prepare_one(self, plan: StepPlan, launch: Launch) -> list[Prepared]:
+    def _pack_launch(self, plan: StepPlan, launch: Launch) -> list[Prepared]:
         features = self._started.features(plan, launch)
         launch = self._packer.with_shared(launch, plan.chunks)
         # A guided plan samples all its launches together, once its masks are there.
@@ -288,18 +289,19 @@ class JaxExecutor:
             return None
         real = sum(plan.chunks[index].length for index in launch.rows) if burst > 1 else len(launch.rows)
         self.num_padding_tokens += found[0].tokens * burst - real
-        return self._packed(plan, Prepared(launch, features, *found, is_decode=True))
+        shape, decode = found
+        return Prepared(launch, features, decode, shape, self._pack_inputs(plan, launch, shape), is_decode=True)
 
     def _pack_forward(self, plan: StepPlan, launch: Launch, features: Features) -> Prepared:
         needed = launch.shape(plan.chunks)
         shape, forward = self.programs.forward(needed, launch.num_tiles(plan.chunks))
         self.num_padding_tokens += shape.tokens - needed.tokens
         samples = None if plan.guided else self._pack_samples(plan, launch, features)
-        return self._packed(plan, Prepared(launch, features, shape, forward, samples=samples))
+        return Prepared(launch, features, forward, shape, self._pack_inputs(plan, launch, shape), samples=samples)
 
-    def _packed(self, plan: StepPlan, one: Prepared) -> Prepared:
+    def _pack_inputs(self, plan: StepPlan, launch: Launch, shape: StepShape) -> Any:
         started = {start.slot for start in plan.started}
-        return one._replace(packed=self._early.send(self._packer.pack(one.launch, plan.chunks, started, one.shape)))
+        return self._early.send(self._packer.pack(launch, plan.chunks, started, shape))
 
     def _decode(self, one: Prepared) -> Launched:
         self._state, sampled = one.program(self.programs.weights, self._state, one.packed)

@@ -10,6 +10,7 @@ import numpy as np
 from quire.core.plan import Chunk, StepPlan, StepResult, TokenLogprobs
 from quire.executor.ladder import StepShape
 from quire.executor.launch import Launch, num_samples
+from quire.executor.program_table import Key
 from quire.executor.sampler import NOT_NUMBERS, NOTHING_LEFT, Features, Sampled
 from quire.executor.slots import NO_TOKEN
 from quire.executor.step import Computed
@@ -41,11 +42,20 @@ class Prepared(NamedTuple):
 
     launch: Launch
     features: Features
-    shape: StepShape
     program: Callable[..., Any]
+    shape: StepShape
+    packed: Any  # its integers, on the host or on their way to the device
     is_decode: bool = False  # whether the same program samples
     samples: PackedSamples | None = None  # if it does not, and the launch need not wait for masks
-    packed: Any = None  # its integers, on the host or on their way to the device
+
+
+class PackedPlan(NamedTuple):
+    """The programs of a plan with their integers."""
+
+    slots: list[tuple[Key, Any]]  # before all others
+    guesses: tuple[Callable[..., Any], Any] | None
+    launches: list[Prepared]
+    wanted: dict[int, Wanted]
 
 
 @dataclass(slots=True)

@@ -30,8 +30,9 @@ class Watched:
             return put(packed, where)
 
         def watched_fetch(sources: Sequence[int], targets: Sequence[int], *others: Any, **named: Any) -> Any:
+            fetched = fetch(sources, targets, *others, **named)
             self.calls.append("fetched")
-            return fetch(sources, targets, *others, **named)
+            return fetched
 
         def watched_get(key: Key) -> Callable[..., Any]:
             program = get(key)
@@ -76,6 +77,22 @@ def test_a_slot_that_begins_does_not_wait_for_pages_either(any_llama: Rig, monke
     assert result.tokens[1] == talk.expected
     assert "start" not in {key[0] for key in watched.late}
     assert watched.calls.index("fetched") == watched.calls.count("sent") >= 2
+
+
+def test_a_chunk_that_needs_the_pages_is_packed_while_they_come(
+    any_llama: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages come first then, but for what makes room for them."""
+    talk = Talk(any_llama)
+    watched = Watched(talk, monkeypatch)
+    saved = host_copies({3: 31, 4: 32, 5: 33, 6: 34}, to_host=True)
+    fetched = host_copies({4: 1, 3: 2, 6: 3, 5: 4}, to_host=False)
+    result = talk.run((talk.last,), (*saved, *fetched), started=talk.started)
+    assert result.tokens[0] == talk.expected
+    assert watched.calls.index("fetched") == watched.calls.count("sent")
+    kinds = {key[0] for key in watched.late if isinstance(key[0], str)}
+    assert "start" in kinds
+    assert kinds.isdisjoint(("save", "split"))
 
 
 def test_a_plan_that_fetches_nothing_sends_integers_with_its_calls(
