@@ -18,7 +18,7 @@ from quire.executor.ladder import StepShape
 from quire.executor.launch import Launch, Packer, num_sampling, split
 from quire.executor.mask_rows import MaskRows
 from quire.executor.page_copies import PageCopies
-from quire.executor.pending import Launched, PackedPlan, PackedSamples, Pending, Prepared
+from quire.executor.pending import Launched, PackedLaunch, PackedPlan, PackedSamples, Pending
 from quire.executor.pinned_pages import PinnedPages, can_pin, host_kinds
 from quire.executor.program_order import FORCE_SIZE
 from quire.executor.program_store import ProgramStore
@@ -212,7 +212,7 @@ class JaxExecutor:
         slots, guesses = self._pack_slots(plan), self._pack_guesses(plan)
         wanted = self._started.wanted(plan.chunks)
         scored = [index for index, one in wanted.items() if one.prompt_logprobs is not None]
-        launches: list[Prepared] = []
+        launches: list[PackedLaunch] = []
         for launch in split(plan.chunks, scored, self._shapes.fixed_order) if plan.chunks else ():
             launches += self._pack_launch(plan, launch)
         return PackedPlan(slots, guesses, launches, wanted)
@@ -267,48 +267,48 @@ class JaxExecutor:
         else:
             self._state = self._state._replace(slots=guess(self._state.slots, packed))
 
-    def _pack_launch(self, plan: StepPlan, launch: Launch) -> list[Prepared]:
+    def _pack_launch(self, plan: StepPlan, launch: Launch) -> list[PackedLaunch]:
         features = self._started.features(plan, launch)
         launch = self._packer.with_shared(launch, plan.chunks)
         # A guided plan samples all its launches together, once its masks are there.
         is_plain = not launch.prefills and not plan.guided and not any(features)
         if is_plain and (decode := self._pack_decode(plan, launch, features, plan.burst)) is not None:
             return [decode]
-        prepared = []
+        packed = []
         for offset in range(plan.burst):  # where no single program does them all
             if offset:
                 rows = [index for index in launch.rows if plan.chunks[index].length > offset]
                 launch = self._packer.with_shared(replace(launch, rows=rows, offset=offset), plan.chunks)
             one = self._pack_decode(plan, launch, features, 1) if is_plain and plan.burst > 1 else None
-            prepared.append(one or self._pack_forward(plan, launch, features))
-        return prepared
+            packed.append(one or self._pack_forward(plan, launch, features))
+        return packed
 
-    def _pack_decode(self, plan: StepPlan, launch: Launch, features: Features, burst: int) -> Prepared | None:
+    def _pack_decode(self, plan: StepPlan, launch: Launch, features: Features, burst: int) -> PackedLaunch | None:
         found = self.programs.decode(len(launch.rows), burst, launch.shared is not None)
         if found is None:
             return None
         real = sum(plan.chunks[index].length for index in launch.rows) if burst > 1 else len(launch.rows)
         self.num_padding_tokens += found[0].tokens * burst - real
         shape, decode = found
-        return Prepared(launch, features, decode, shape, self._pack_inputs(plan, launch, shape), is_decode=True)
+        return PackedLaunch(launch, features, decode, shape, self._pack_inputs(plan, launch, shape), is_decode=True)
 
-    def _pack_forward(self, plan: StepPlan, launch: Launch, features: Features) -> Prepared:
+    def _pack_forward(self, plan: StepPlan, launch: Launch, features: Features) -> PackedLaunch:
         needed = launch.shape(plan.chunks)
         shape, forward = self.programs.forward(needed, launch.num_tiles(plan.chunks))
         self.num_padding_tokens += shape.tokens - needed.tokens
         samples = None if plan.guided else self._pack_samples(plan, launch, features)
-        return Prepared(launch, features, forward, shape, self._pack_inputs(plan, launch, shape), samples=samples)
+        return PackedLaunch(launch, features, forward, shape, self._pack_inputs(plan, launch, shape), samples=samples)
 
     def _pack_inputs(self, plan: StepPlan, launch: Launch, shape: StepShape) -> Any:
         started = {start.slot for start in plan.started}
         return self._early.send(self._packer.pack(launch, plan.chunks, started, shape))
 
-    def _decode(self, one: Prepared) -> Launched:
+    def _decode(self, one: PackedLaunch) -> Launched:
         self._state, sampled = one.program(self.programs.weights, self._state, one.packed)
         sampled.tokens.copy_to_host_async()
         return Launched(one.launch, one.features, sampled=sampled, has_all_rows=True)
 
-    def _forward(self, plan: StepPlan, one: Prepared) -> Launched:
+    def _forward(self, plan: StepPlan, one: PackedLaunch) -> Launched:
         assert self._state is not None
         state = self.programs.checked(one.shape, self._state)
         self._state, computed = one.program(self.programs.weights, state, one.packed)

@@ -37,8 +37,8 @@ class PackedSamples(NamedTuple):
     packed: Any
 
 
-class Prepared(NamedTuple):
-    """A launch that is packed."""
+class PackedLaunch(NamedTuple):
+    """A launch with its program and integers."""
 
     launch: Launch
     features: Features
@@ -54,7 +54,7 @@ class PackedPlan(NamedTuple):
 
     slots: list[tuple[Key, Any]]  # before all others
     guesses: tuple[Callable[..., Any], Any] | None
-    launches: list[Prepared]
+    launches: list[PackedLaunch]
     wanted: dict[int, Wanted]
 
 

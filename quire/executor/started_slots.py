@@ -1,4 +1,4 @@
-"""What the sequences in slots ask for."""
+"""The sampling parameters of the sequences in slots, as far as launches depend on them."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from quire.executor.sampler import NOTHING_ASKED, Features, asked_by
 
 
 class StartedSlots:
-    """How the last sequence that began in each slot samples. Owned by the executor."""
+    """The start of the last sequence in each slot. Owned by the executor."""
 
     def __init__(self, num_slots: int) -> None:
         self._starts: list[SlotStart | None] = [None] * num_slots
