@@ -228,8 +228,9 @@ def with_pages(built: Built, count: int) -> Iterator[None]:
 
 @contextmanager
 def packed_after_fetches(_: Built) -> Iterator[None]:
-    """Integers of programs are packed and sent behind the blocks that the same step fetches."""
-    with patch.object(EarlyInputs, "begin", lambda early, _: setattr(early, "is_needed", False)):
+    """All integers of programs are sent with their calls, behind the blocks that the same step fetches."""
+    never = patch.object(EarlyInputs, "begin", lambda early, _: setattr(early, "is_needed", False))
+    with never, patch.object(EarlyInputs, "send_all", lambda _, packed: list(packed)):
         yield
 
 
