@@ -99,7 +99,6 @@ def main() -> None:
     parser.add_argument("--talks", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--beside", type=int, default=64, help="pages that a step restores beside a stream")
-    parser.add_argument("--kept-free", type=int, default=0, help="pages that are evicted ahead of need")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--profile", action="store_true", help="the functions that plans spend their time in")
     asked = parser.parse_args()
@@ -107,7 +106,7 @@ def main() -> None:
     limits = Limits(
         page_size=PAGE_SIZE, num_pages=RESIDENT * needed + 1, max_batch_size=4, max_step_tokens=4100,
         max_batch_prefill_tokens=4096, max_sequence_tokens=asked.tokens + 64, host_pages=asked.talks * needed * 4 // 3,
-        max_page_saves=384, max_page_restores=128, restores_ahead=True, pages_kept_free=asked.kept_free,
+        max_page_saves=384, max_page_restores=128, restores_ahead=True,
     )  # fmt: skip
     profile = cProfile.Profile() if asked.profile else None
     turns = Turns(limits, profile)

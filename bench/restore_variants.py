@@ -1,9 +1,8 @@
-"""Second turns from host memory, under several rules by turns in one engine; or what it takes to launch programs.
+"""Second turns from host memory, under several rules by turns in one engine.
 
     python bench/restore_variants.py --model random:llama-3.1-8b --talks 24 --tokens 4000 --resident 4 \\
         --host-cache-gib 20 --max-batch-prefill-tokens 4096 --few-programs          # on a GPU
-    python bench/restore_variants.py … --only "as it is"        # one of them: for environment variables
-    python bench/restore_variants.py … --launches               # the programs alone, with and without CUDA graphs
+    python bench/restore_variants.py … --only "as it is,saves at once"      # some of them
 
 Each variant has the second turns of `host_cache.py`, alone and beside a stream. Three lines for each: the figures; when
 the calls of the host began and ended in a restored turn alone, in milliseconds since the request came, with the moments
@@ -27,16 +26,12 @@ from host_cache import GREEDY, QUIET_STEPS, STREAM, StepTimes, Turn, add_options
 from quire.core.plan import Kind, Tier
 from quire.engine import restore_pace
 from quire.engine.built import Built
-from quire.executor import block_saves
-from quire.executor.ladder import StepShape
-from quire.executor.padding import run_on_padding
-from quire.executor.program_order import place_sizes
-from quire.executor.program_table import Key
+from quire.executor import block_saves, pinned_pages
+from quire.executor.early_inputs import EarlyInputs
+from quire.executor.page_copies import PageCopies
 from quire.request import Request
 
-LAUNCHES = 20
 ARRIVALS = ("copies there", "in place")  # moments
-NO_GRAPHS = {"xla_gpu_graph_min_graph_size": 1_000_000}
 
 
 class Marks:
@@ -232,13 +227,32 @@ def with_pages(built: Built, count: int) -> Iterator[None]:
 
 
 @contextmanager
-def with_free_pages(built: Built, count: int) -> Iterator[None]:
-    """So many pages are evicted ahead of need, also where they are a large share of all."""
-    ahead = built.engine.scheduler._planner._free_ahead
-    assert ahead is not None, "pages are not pinned"
-    before, ahead._num_kept = ahead._num_kept, count
-    yield
-    ahead._num_kept = before
+def packed_after_fetches(_: Built) -> Iterator[None]:
+    """All integers of programs are sent with their calls, behind the blocks that the same step fetches."""
+    never = patch.object(EarlyInputs, "begin", lambda early, _: setattr(early, "is_needed", False))
+    with never, patch.object(EarlyInputs, "send_all", lambda _, packed: list(packed)):
+        yield
+
+
+@contextmanager
+def places_after_fetches(_: Built) -> Iterator[None]:
+    """The numbers of the pages that blocks are put into are sent behind the blocks, so that no part is placed early."""
+    with patch.object(PageCopies, "_send_targets", lambda *_: None):
+        yield
+
+
+@contextmanager
+def placed_by(_: Built, pages: int) -> Iterator[None]:
+    """So many pages are put into place together while others are still coming."""
+    with patch.object(pinned_pages, "PART_PAGES", pages):
+        yield
+
+
+@contextmanager
+def placed_at_once(_: Built) -> Iterator[None]:
+    """Pages are put into place when all are there."""
+    with patch.object(pinned_pages, "MANY_BYTES", 2**60):
+        yield
 
 
 @contextmanager
@@ -248,8 +262,10 @@ def as_it_is(_: Built) -> Iterator[None]:
 
 VARIANTS: dict[str, Callable[[Built], Any]] = {
     "as it is": as_it_is,
-    "128 pages kept free": lambda built: with_free_pages(built, 128),
-    "none kept free": lambda built: with_free_pages(built, 0),
+    "packed after fetches": packed_after_fetches,
+    "placed at once": placed_at_once,
+    "places after fetches": places_after_fetches,
+    "placed by 176": lambda built: placed_by(built, 176),
     "saves at once": saves_at_once,
     "look-ahead of 2": lambda built: with_lookahead(built, 2),
     "16 pages a step": lambda built: with_pages(built, 16),
@@ -259,73 +275,19 @@ VARIANTS: dict[str, Callable[[Built], Any]] = {
 }
 
 
-def time_launches(built: Built, tokens: int) -> None:
-    """Milliseconds of the host for each call, then until the device has ended, with memory as it was left and with
-    other arrays allocated between the calls."""
-    executor, programs = built.executor, built.executor.programs
-    order, page_bytes = programs.order, executor.host_pages.page_bytes
-    prompt = programs.table.forward(StepShape(3), 1)
-    keys: list[Key] = [
-        ("decode", 1), prompt, ("place", place_sizes(page_bytes)[-1]), ("place", 64), ("split", 64), ("start", 1),
-        *[key for key in order.for_one(tokens) if isinstance(key, tuple) and key[0] == "plain"],
-    ]  # fmt: skip
-    compiler = programs.compiler
-    traced = compiler._compile_traced
-
-    def without_graphs(*given: Any, options: Any = None) -> Any:
-        return traced(*given, options={**(options or {}), **NO_GRAPHS})
-
-    for key in dict.fromkeys(keys):
-        for name in ("as it is", "no graphs"):
-            try:
-                compiler._compile_traced = traced if name == "as it is" else without_graphs
-                program = programs.get(key) if name == "as it is" else compiler.compile(key)
-                for moves in (False, True):
-                    called, ended = launches(built, program, key, moves)
-                    print(f"{key!s:50s} {name:10s} {'other memory' if moves else 'same memory':12s} "
-                          f"launched in {called:.2f} ms, ended after {ended:.2f}", flush=True)  # fmt: skip
-            except Exception as error:  # of any kind: the other programs are timed all the same
-                print(f"{key} {name}: {type(error).__name__}: {str(error).partition(chr(10))[0]}", flush=True)
-            finally:
-                compiler._compile_traced = traced
-
-
-def launches(built: Built, program: Any, key: Key, moves: bool) -> tuple[float, float]:
-    executor, kept = built.executor, []
-    called_s, ended_s, begun_s = [], [], 0.0
-
-    def timed(*given: Any) -> Any:
-        nonlocal begun_s
-        jax.block_until_ready(given)
-        begun_s = time.perf_counter()
-        result = program(*given)
-        called_s.append(time.perf_counter() - begun_s)
-        jax.block_until_ready(result)
-        ended_s.append(time.perf_counter() - begun_s)
-        return result
-
-    for number in range(LAUNCHES):
-        if moves:
-            kept = [jax.numpy.zeros((1 + number, 100_000 + 37_000 * at)) for at in range(8)]
-        jax.block_until_ready((executor._state, kept))
-        executor._state = run_on_padding(executor.programs, timed, key, executor._state)
-    return 1000 * statistics.median(called_s[3:]), 1000 * statistics.median(ended_s[3:])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     parser.add_argument("--talks", type=int, default=24)
-    parser.add_argument("--only", help="the variant with this name")
-    parser.add_argument("--seconds", type=float, default=85.0, help="no variant begins after so many")
-    parser.add_argument("--launches", action="store_true", help="what it takes to launch programs, and no variants")
+    parser.add_argument("--only", help="the variants with these names, which commas separate")
+    parser.add_argument("--seconds", type=float, default=50.0, help="no variant begins after so many")
     asked = parser.parse_args()
+    names = [name.strip() for name in asked.only.split(",")] if asked.only else list(VARIANTS)
+    if unknown := [name for name in names if name not in VARIANTS]:
+        parser.error(f"no variants: {', '.join(unknown)}; there are: {', '.join(VARIANTS)}")
     begun_s = time.monotonic()
     built = build(asked)
     print(f"started in {time.monotonic() - begun_s:.0f} s", flush=True)
-    if asked.launches:
-        time_launches(built, asked.tokens + 3)
-        return
     chance, vocabulary = random.Random(1), built.deployment.model.vocab_size
     prompts = [tuple(chance.randrange(vocabulary) for _ in range(asked.tokens)) for _ in range(asked.talks)]
     for number, prompt in enumerate(prompts):
@@ -335,9 +297,11 @@ def main() -> None:
     second_turns(built, marks, prompts[:4], 950, asked.tokens - 10)
     built.engine.abort(STREAM)
     marks.turns.clear()
-    for number, (name, variant) in enumerate(VARIANTS.items()):
-        if asked.only not in (None, name) or time.monotonic() - begun_s > asked.seconds:
+    for number, name in enumerate(names):
+        if time.monotonic() - begun_s > asked.seconds:
+            print(f"{name}: left out after {asked.seconds:.0f} s")
             continue
+        variant = VARIANTS[name]
         try:
             with variant(built):
                 run_variant(name, built, marks, prompts, 10_000 * (1 + number), asked.tokens - 10)

@@ -15,7 +15,6 @@ RESTORED_BYTES_ELSEWHERE = 512 * 2**20
 # A GPU's pages are in blocks of several on the host. Memory for pages of blocks that are not used, or not any more: a
 # share of that of all pages, and at most so much.
 MAX_SPARE, MAX_SPARE_BYTES = 1 / 8, 4 * 2**30
-KEPT_FREE = 1 / 32  # of a GPU's pages: those that are evicted ahead of need, at most as many as a step restores
 HOST_CACHE_GIB = 4.0  # for pages from elsewhere, or an eighth of the memory
 
 

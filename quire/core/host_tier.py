@@ -56,11 +56,6 @@ class HostTier:
             self._saving.append(saved)
             self._copies.append(copy_to_host(page, saved.page))
 
-    @property
-    def num_saves_left(self) -> int:
-        """Pages that the plan under construction may still save."""
-        return self._max_saves - len(self._copies)
-
     def take_saves(self) -> tuple[list[PageCopy], list[HostPage]]:
         """The copies that the next plan must begin with, and their targets, which `confirm` or `abandon` gets."""
         taken = self._copies, self._saving

@@ -53,7 +53,6 @@ class Limits:
     # The device computes while pages come from the host. Those for a step that others compute in come a step before it,
     # so that the others do not wait for them.
     restores_ahead: bool = False
-    pages_kept_free: int = 0  # evicted and saved before they are needed, in steps that restore none
     host_page_bytes: int = 0  # of one page, for statistics
 
     def __post_init__(self) -> None:
@@ -86,8 +85,6 @@ class Limits:
             )
         if self.host_pages and not self.prefix_caching:
             raise ValueError("host_pages needs prefix_caching")
-        if self.pages_kept_free < 0 or (self.pages_kept_free and not self.host_pages):
-            raise ValueError(f"pages_kept_free is {self.pages_kept_free}; it must be at least 0, and needs host_pages")
         if self.snapshots is not None and (self.max_guesses or self.host_pages):
             raise ValueError("slots with state have no guesses and no host pages")
         if self.replays and (self.forces_tokens or self.max_guesses or self.snapshots is not None):

@@ -3,7 +3,6 @@
 from operator import attrgetter
 
 from quire.core.completion import StepInFlight
-from quire.core.free_ahead import FreeAhead
 from quire.core.limits import Limits
 from quire.core.plan import Chunk, Kind, StepPlan
 from quire.core.prompt_planner import PromptPlanner
@@ -42,7 +41,6 @@ class Planner:
         self._running = running
         self._counters = counters
         self._speculation = speculation
-        self._free_ahead = FreeAhead(limits, running) if limits.pages_kept_free else None
 
     def plan(self) -> StepInFlight | None:
         """The next step; None when nothing can be computed now."""
@@ -76,8 +74,6 @@ class Planner:
         prompts.end(step)
         if not step.chunks and not step.restored:
             return None
-        if self._free_ahead is not None:
-            self._free_ahead.evict(step)
         saves, moves = self._running.take_moves(step.restored)
         if burst > 1:
             burst = max(chunk.length for chunk in step.chunks)

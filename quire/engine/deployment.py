@@ -17,7 +17,7 @@ from quire.executor.shapes import Shapes
 from quire.files.gguf_source import GGUFSource
 from quire.files.model_files import ModelFiles
 from quire.files.safetensors_source import SafetensorsSource
-from quire.host_cache_settings import KEPT_FREE, resolve_host_cache
+from quire.host_cache_settings import resolve_host_cache
 from quire.models.adapter_plan import AdapterPlan
 from quire.models.checkpoint import leaves
 from quire.models.decoder import Decoder
@@ -143,13 +143,11 @@ def with_host_pages(limits: Limits, deployment: Deployment) -> Limits:
     pages_of_step = limits.pages_for(limits.max_batch_prefill_tokens) * len(limits.page_groups)
     config = deployment.config
     num_pages, saves, restores = resolve_host_cache(config, facts.platform, free_bytes, page_bytes, pages_of_step)
-    restores_ahead = num_pages > 0 and can_pin()
     return replace(
         limits,
         host_pages=num_pages,
         max_page_saves=saves,
         max_page_restores=restores,
-        restores_ahead=restores_ahead,
-        pages_kept_free=min(restores, int(limits.num_pages * KEPT_FREE)) if restores_ahead else 0,
+        restores_ahead=num_pages > 0 and can_pin(),
         host_page_bytes=page_bytes,
     )

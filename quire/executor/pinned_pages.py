@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from quire.executor.block_saves import BlockSaves
-from quire.executor.host_pages import HOST_KINDS, Fetched, stacks_of
+from quire.executor.host_pages import HOST_KINDS, Announce, Fetched, stacks_of
 from quire.executor.pinned_blocks import (
     BLOCK_PAGES,
     DEVICE,
@@ -36,6 +36,9 @@ from quire.executor.program_order import SPLIT_SIZES, place_sizes
 from quire.host_cache_settings import num_spare_pages
 
 log = logging.getLogger(__name__)
+
+PART_PAGES = SPLIT_SIZES[-1]  # of blocks that are put into place together while others are still coming
+MANY_BYTES = 256 * 2**20  # of blocks: they take 5 ms to come, in which the host can make several calls
 
 
 def can_pin() -> bool:
@@ -148,7 +151,13 @@ class PinnedPages:
                 return count
         return len(sources)
 
-    def fetch(self, sources: Sequence[int], targets: Sequence[int], before: Sequence[Fetched] = ()) -> list[Fetched]:
+    def fetch(
+        self,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        before: Sequence[Fetched] = (),
+        announce: Announce | None = None,
+    ) -> list[Fetched]:
         """As that of `HostPages`. A block of `before` has its other pages on the device too, so it is not fetched again
         for them."""
         wanted: dict[PinnedBlock, np.ndarray[Any, Any]] = {}  # where the pages of each go; 0: nowhere
@@ -164,6 +173,8 @@ class PinnedPages:
                 again.append((source, target))
             else:
                 places[row] = target
+        if announce is not None:
+            announce([Fetched(places, block.arrays, block) for block, places in wanted.items()])
         blocks = [one.arrays for one in wanted]
         # The device copies the first while the host begins with the others.
         parts = [part for part in (blocks[:1], blocks[1:]) if part]
@@ -171,11 +182,19 @@ class PinnedPages:
             arrays for part in parts for arrays in jax.device_put(part, [self._on_device] * len(part))
         ]
         fetched = [Fetched(*one) for one in zip(wanted.values(), coming, wanted, strict=True)]
-        return fetched + (self.fetch(*zip(*again, strict=True)) if again else [])
+        return fetched + (self.fetch([one[0] for one in again], [one[1] for one in again]) if again else [])
 
-    def calls(self, fetched: list[Fetched]) -> list[Fetched]:
+    def calls(self, fetched: list[Fetched], num_coming: int = 0) -> list[Fetched]:
         """As few as possible, since each takes time of the host: blocks of a size are placed by several in a call, and
-        what is left of that is padding."""
+        what is left of that is padding. Many that are on their way are placed as they arrive: then the copies take
+        longer than the host."""
+        coming = fetched[len(fetched) - num_coming :]
+        if sum(len(one.targets) for one in coming) * self.page_bytes < MANY_BYTES:
+            return self._calls_of(fetched)
+        parts = [fetched[: len(fetched) - num_coming], *in_parts(coming)]
+        return [call for part in parts for call in self._calls_of(part)]
+
+    def _calls_of(self, fetched: list[Fetched]) -> list[Fetched]:
         calls: list[Fetched] = []
         for rows in sorted(self._padding):
             sizes = [size for size in place_sizes(self.page_bytes) if block_pages(size) == rows]
@@ -292,6 +311,21 @@ class PinnedPages:
         for at, page in enumerate(pages):
             self._enter(page, PinnedBlock(jax.device_put([one[at : at + 1] for one in contents], self._pinned), 1), 0)
         return True
+
+
+def in_parts(blocks: Sequence[Fetched]) -> list[list[Fetched]]:
+    """Blocks that arrive in this order, as they are put into place together: the last one alone, since all wait for
+    it, and before it as many as one call takes quickly."""
+    parts: list[list[Fetched]] = [[]]
+    num_pages = 0
+    for one in reversed(blocks):
+        most = BLOCK_PAGES if len(parts) == 1 else PART_PAGES
+        if parts[-1] and num_pages + len(one.targets) > most:
+            parts.append([])
+            num_pages = 0
+        parts[-1].append(one)
+        num_pages += len(one.targets)
+    return [part[::-1] for part in reversed(parts)]
 
 
 def _has_room(there: dict[Any, np.ndarray[Any, Any]], block: PinnedBlock, row: int) -> bool:

@@ -15,8 +15,6 @@ from tests.core.mutant import (
 
 HOST, RESTORE, RESTORES = "core/host_tier.py", "core/restore.py", "core/restores.py"
 
-AHEAD = "core/free_ahead.py"
-
 HOST_TIER_MUTANTS = (
     Mutant("nothing is saved", CACHE, "if self._host is not None:", "if False:", within="def _evict_end"),
     Mutant("pages of windows are not saved", CACHE, "self._host.save(node, (group,))", "pass"),
@@ -235,11 +233,6 @@ HOST_TIER_MUTANTS = (
         "        self.is_started = False\n        self.restore_end",
         "        self.restore_end",
     ),
-    Mutant("steps that restore evict ahead", AHEAD, " or step.restored:", ":"),
-    Mutant("nothing is evicted ahead", AHEAD, "if count > 0:", "if False:"),
-    Mutant("pages that are evicted ahead are lost", AHEAD, "host.num_saves_left - self._num_groups + 1", "missing"),
-    Mutant("all is evicted ahead at once", AHEAD, "else AT_ONCE", "else missing"),
-    Mutant("more is evicted ahead than is kept free", AHEAD, "count = min(missing, most,", "count = min(most,"),
     Mutant("pages count on the host without a result", COMPLETION, "host.confirm(moves.saved)", "pass"),
     Mutant("host pages that were read stay held", COMPLETION, "host.release(pages)", "pass"),
     Mutant("restored positions are not confirmed", COMPLETION, "sequence.num_computed = end", "pass"),

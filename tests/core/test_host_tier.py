@@ -343,42 +343,6 @@ def test_a_restore_that_is_aborted_lets_go_of_the_pages_that_were_on_the_device(
     harness.run()
 
 
-def test_pages_are_evicted_ahead_in_steps_that_restore_none():
-    harness = hosted(restores_ahead=True, num_pages=22, pages_kept_free=6)
-    for request_id, prompt in ((1, TALK), (2, OTHER)):
-        run(harness, request_id, prompt)
-    assert num_saved(harness.executor.plans) == 0, "9 of 21 pages are free"
-    harness.add(request(3, tuple(range(50, 76)), 16, sampling=GREEDY))
-    for _ in range(4):
-        harness.step()
-    assert 4 <= num_saved(harness.executor.plans) <= 6
-    assert harness.scheduler._running.pool.num_free == 6
-    first = len(harness.executor.plans)
-    asked = request(4, (*TALK, 40), 3, sampling=GREEDY)
-    harness.add(asked)
-    harness.step()
-    (plan,) = harness.executor.plans[first:]
-    assert num_restored([plan])[0] >= 4
-    assert num_saved([plan]) == 0, "there were pages for them"
-    harness.run()
-    assert harness.tokens[4, 0] == expected_tokens(asked)
-
-
-@pytest.mark.parametrize("groups", [(None,), (None, 8)])
-@pytest.mark.parametrize(("max_page_saves", "most"), [(64, 17), (5, 5), (0, 0)])
-def test_no_more_is_evicted_ahead_than_a_step_saves(groups: tuple[int | None, ...], max_page_saves: int, most: int):
-    num_pages = 41 + 8 * 6 * len(groups)
-    harness = hosted(num_pages=num_pages, pages_kept_free=40, max_page_saves=max_page_saves, page_groups=groups)
-    for number in range(11):
-        harness.add(request(number, TALK, 3, salt=f"{number}", sampling=GREEDY))
-        harness.run()
-    saved = [num_saved([plan]) for plan in harness.executor.plans]
-    assert most - 2 < max(saved) <= most or not most, "a node has two pages where there are two groups"
-    stats = harness.scheduler.stats()
-    assert stats.lost_pages == 0
-    assert stats.evicted_pages == sum(saved)
-
-
 def test_salts_are_kept_apart_on_the_host():
     harness = hosted()
     run(harness, 1, TALK)

@@ -85,7 +85,6 @@ def setups(draw: st.DrawFn) -> tuple[Limits, int]:
             "max_page_saves": draw(st.sampled_from([16, 0, 2])),
             "max_page_restores": draw(st.sampled_from([16, 1, 3])),
             "restores_ahead": draw(st.booleans()),
-            "pages_kept_free": draw(st.sampled_from([0, 3, 40])),
         }
     has_guesses = snapshots is None and draw(st.booleans())
     replays = snapshots is None and not has_guesses and draw(st.booleans())

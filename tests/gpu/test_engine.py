@@ -32,7 +32,6 @@ def llama() -> Iterator[Rig]:
         {"num_pages": 49},
         {"num_pages": 49, "host_pages": 60, "max_page_restores": 5},
         {"num_pages": 49, "host_pages": 60, "max_page_restores": 20, "restores_ahead": True},
-        {"num_pages": 49, "host_pages": 60, "max_page_restores": 20, "restores_ahead": True, "pages_kept_free": 12},
         {"max_batch_prefill_tokens": 7},
         {"max_batch_prefill_tokens": 1},
         {"max_burst": 4},
