@@ -8,31 +8,29 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from quire.core.plan import Kind, StepPlan
+from quire.core.plan import Chunk, Kind, SlotStart, StepPlan
 from quire.executor.adapter_arrays import digest_of
 from quire.executor.compile_processes import CompileProcesses
 from quire.executor.draft import Draft, pack_guesses
-from quire.executor.early_inputs import EarlyInputs
 from quire.executor.host_pages import HostPages, as_bytes
-from quire.executor.ladder import StepShape
-from quire.executor.launch import Launch, Packer, num_sampling, split
-from quire.executor.mask_rows import MaskRows
+from quire.executor.launch import Launch, Packer, num_samples, num_sampling, split
 from quire.executor.page_copies import PageCopies
-from quire.executor.pending import Launched, PackedLaunch, PackedPlan, PackedSamples, Pending
+from quire.executor.pending import Launched, Pending, Wanted
 from quire.executor.pinned_pages import PinnedPages, can_pin, host_kinds
 from quire.executor.program_order import FORCE_SIZE
 from quire.executor.program_store import ProgramStore
-from quire.executor.program_table import COPY_SIZES, Key
+from quire.executor.program_table import COPY_SIZES
 from quire.executor.programs import Programs
 from quire.executor.replay import Members
-from quire.executor.sampler import Features
+from quire.executor.sampler import NOTHING_ASKED, Features, asked_by
 from quire.executor.shapes import Shapes
 from quire.executor.slots import pack_forced, pack_starts
 from quire.executor.snapshot_arrays import SnapshotArrays
-from quire.executor.started_slots import StartedSlots
 from quire.executor.step import State
 from quire.models.model import Model
 from quire.models.params import ParamTree
+from quire.request import num_mask_words
+from quire.sharding import put
 
 
 class JaxExecutor:
@@ -81,13 +79,13 @@ class JaxExecutor:
         self.host_pages = kind(pages, num_host_pages + 1) if num_host_pages else None
         if isinstance(self.host_pages, PinnedPages) and self.platform == "gpu":
             self.host_pages.pin_all()
-        self._early = EarlyInputs(self.programs.compiler.whole)
-        self._copies = PageCopies(self.programs, self.host_pages, kinds, self._early)
+        self._copies = PageCopies(self.programs, self.host_pages, kinds)
         self.snapshots = SnapshotArrays(self.programs.copy_states, self.programs.compiler)
         if loads_ahead:
             self.programs.load_kept()
-        self._masks = MaskRows(model.vocab_size, self.programs.compiler.whole)
+        self._mask_words = num_mask_words(model.vocab_size)
         self._adapters: dict[int, list[Any]] = {}  # on the host, by number: the arrays of each
+        self._no_masks: dict[int, jax.Array] = {}
         devices = {one for leaf in jax.tree.leaves(weights) for one in leaf.devices()}
         self._devices = sorted((one for one in devices if one.process_index == jax.process_index()), key=str)
         self._state: State | None = None
@@ -107,19 +105,22 @@ class JaxExecutor:
     def submit(self, plan: StepPlan) -> Pending:
         self.programs.advance()
         assert self._state is not None
-        self._early.begin(plan)
-        packed = self._pack(plan) if self._early.is_needed else None
         pages, copied = self._copies.begin(self._state.pages, plan)
         self._state = self._state._replace(pages=pages)
         for load in plan.adapter_loads:
             self.programs.put_adapter(load.slot - 1, self._adapters[load.number])
-        slots, guesses, launches, wanted = packed or self._pack(plan)
-        self._begin_slots(plan, slots)
-        if guesses is not None:
-            self._guess(*guesses)
+        self._begin_slots(plan)
+        self._place_forced(plan)
+        if self._shapes.guesses:
+            self._guess(plan)
+        special = [index for index, chunk in enumerate(plan.chunks) if chunk.slot in self._special]
+        wanted = {index: self._wanted(plan.chunks[index]) for index in special}
+        started = {start.slot for start in plan.started}
         pending = Pending(plan, wanted, self._sample, self._copies.take_lost)
         pending.copied = copied
-        pending.launched = [self._decode(one) if one.is_decode else self._forward(plan, one) for one in launches]
+        scored = [index for index in special if wanted[index].prompt_logprobs is not None]
+        for launch in split(plan.chunks, scored, self._shapes.fixed_order) if plan.chunks else ():
+            pending.launched += self._launch(plan, launch, started)
         self.snapshots.save(self._state, plan.saves)
         return pending
 
@@ -130,7 +131,8 @@ class JaxExecutor:
             self.host_pages.drain()  # its pages stay
         self._copies.forget()
         self._packer = Packer(self._shapes)
-        self._started = StartedSlots(self._shapes.num_slots)
+        self._starts: list[SlotStart | None] = [None] * self._shapes.num_slots
+        self._special: set[int] = set()  # slots with requests that need more than plain temperature sampling
         self._state = None  # frees the old pages before there are new ones
         self.snapshots.clear()
         self.programs.adapters.clear()
@@ -208,139 +210,140 @@ class JaxExecutor:
         self._state = None
         self.snapshots.close()
 
-    def _pack(self, plan: StepPlan) -> PackedPlan:
-        slots, guesses = self._pack_slots(plan), self._pack_guesses(plan)
-        wanted = self._started.wanted(plan.chunks)
-        scored = [index for index, one in wanted.items() if one.prompt_logprobs is not None]
-        launches: list[PackedLaunch] = []
-        for launch in split(plan.chunks, scored, self._shapes.fixed_order) if plan.chunks else ():
-            launches += self._pack_launch(plan, launch)
-        return PackedPlan(slots, guesses, launches, wanted)
-
-    def _pack_slots(self, plan: StepPlan) -> list[tuple[Key, Any]]:
-        """The programs that change slots before chunks are computed, with their integers: those of slots that begin, of
-        their tokens, first pages and sampling state; then those of forced tokens."""
-        first_pages = {chunk.slot: chunk.new_pages for chunk in plan.chunks} if plan.started else {}
+    def _begin_slots(self, plan: StepPlan) -> None:
+        """Put the tokens, first pages and sampling state of the slots that begin on the device."""
+        if not plan.started:
+            return
+        first_pages = {chunk.slot: chunk.new_pages for chunk in plan.chunks}
         starts = [(start, first_pages[start.slot]) for start in plan.started]
         for start, pages in starts:
-            self._started.begin(start)
+            self._starts[start.slot] = start
+            asks = any(asked_by(start)) or start.prompt_logprobs is not None
+            (self._special.add if asks else self._special.discard)(start.slot)
             self._packer.start(start.slot, pages)
-        packed: list[tuple[Key, Any]] = []
+        assert self._state is not None
         while starts:
             size = self.programs.table.start_size(len(starts))
-            packed.append((("start", size), pack_starts(starts[:size], size, self._shapes)))
+            packed = pack_starts(starts[:size], size, self._shapes)
+            self._state = self._state._replace(slots=self.programs.get(("start", size))(self._state.slots, packed))
             starts = starts[size:]
-        left = [(slot, start + at, token) for slot, start, tokens in plan.forced for at, token in enumerate(tokens)]
-        for begin in range(0, len(left), FORCE_SIZE):
-            forced = pack_forced(left[begin : begin + FORCE_SIZE], FORCE_SIZE, self._shapes)
-            packed.append((("force", FORCE_SIZE), forced))
-        return [(key, self._early.send(one)) for key, one in packed]
-
-    def _begin_slots(self, plan: StepPlan, packed: list[tuple[Key, Any]]) -> None:
-        """Run what `_pack_slots` packed."""
-        assert self._state is not None
-        for key, one in packed:
-            self._state = self._state._replace(slots=self.programs.get(key)(self._state.slots, one))
         loads = [(start.snapshot, start.slot) for start in plan.started if start.snapshot]
         self._state = self.snapshots.load(self._state, loads)
 
-    def _pack_guesses(self, plan: StepPlan) -> tuple[Callable[..., Any], Any] | None:
-        """The program that guesses for slots which have guesses verified, with its integers. Before the launches are
-        packed, which bring the same new pages."""
-        chunks = [chunk for chunk in plan.chunks if chunk.kind is Kind.VERIFY] if self._shapes.guesses else []
+    def _place_forced(self, plan: StepPlan) -> None:
+        """Put forced tokens where chunks read them."""
+        left = [(slot, start + at, token) for slot, start, tokens in plan.forced for at, token in enumerate(tokens)]
+        for begin in range(0, len(left), FORCE_SIZE):
+            packed = pack_forced(left[begin : begin + FORCE_SIZE], FORCE_SIZE, self._shapes)
+            assert self._state is not None
+            place = self.programs.get(("force", FORCE_SIZE))
+            self._state = self._state._replace(slots=place(self._state.slots, packed))
+
+    def _guess(self, plan: StepPlan) -> None:
+        """Put guesses behind the tokens of the slots that have them verified."""
+        chunks = [chunk for chunk in plan.chunks if chunk.kind is Kind.VERIFY]
         if not chunks:
-            return None
+            return
         slots = [chunk.slot for chunk in chunks]
         size, guess = self.programs.guess(len(slots))
+        assert self._state is not None
         if self.programs.has_draft:
             packed = pack_guesses(slots, self._packer.new_entries(chunks), size, self._shapes)
+            self._state = guess(self.programs.weights, self._state, packed)
         else:
             packed = np.full(size, self._shapes.num_slots, np.int32)
             packed[: len(slots)] = slots
-        return guess, self._early.send(packed)
-
-    def _guess(self, guess: Callable[..., Any], packed: Any) -> None:
-        """Put guesses behind the tokens of the slots that have them verified."""
-        assert self._state is not None
-        if self.programs.has_draft:
-            self._state = guess(self.programs.weights, self._state, packed)
-        else:
             self._state = self._state._replace(slots=guess(self._state.slots, packed))
 
-    def _pack_launch(self, plan: StepPlan, launch: Launch) -> list[PackedLaunch]:
-        features = self._started.features(plan, launch)
+    def _wanted(self, chunk: Chunk) -> Wanted:
+        start = self._start_of(chunk)
+        scores = start.prompt_logprobs is not None and chunk.start < len(start.prompt) - 1
+        return Wanted(start.sampling.logprobs, start.prompt_logprobs if scores else None, len(start.prompt))
+
+    def _launch(self, plan: StepPlan, launch: Launch, started: set[int]) -> list[Launched]:
+        features = self._features(plan, launch)
         launch = self._packer.with_shared(launch, plan.chunks)
         # A guided plan samples all its launches together, once its masks are there.
         is_plain = not launch.prefills and not plan.guided and not any(features)
-        if is_plain and (decode := self._pack_decode(plan, launch, features, plan.burst)) is not None:
-            return [decode]
-        packed = []
+        if is_plain and (decoded := self._decode(plan, launch, started, features, plan.burst)) is not None:
+            return [decoded]
+        launched = []
         for offset in range(plan.burst):  # where no single program does them all
             if offset:
                 rows = [index for index in launch.rows if plan.chunks[index].length > offset]
                 launch = self._packer.with_shared(replace(launch, rows=rows, offset=offset), plan.chunks)
-            one = self._pack_decode(plan, launch, features, 1) if is_plain and plan.burst > 1 else None
-            packed.append(one or self._pack_forward(plan, launch, features))
-        return packed
+            one = self._decode(plan, launch, started, features, 1) if is_plain and plan.burst > 1 else None
+            launched.append(one or self._forward(plan, launch, started, features))
+        return launched
 
-    def _pack_decode(self, plan: StepPlan, launch: Launch, features: Features, burst: int) -> PackedLaunch | None:
+    def _decode(
+        self, plan: StepPlan, launch: Launch, started: set[int], features: Features, burst: int
+    ) -> Launched | None:
         found = self.programs.decode(len(launch.rows), burst, launch.shared is not None)
         if found is None:
             return None
+        shape, step = found
+        packed = self._packer.pack(launch, plan.chunks, started, shape)
+        self._state, sampled = step(self.programs.weights, self._state, packed)
         real = sum(plan.chunks[index].length for index in launch.rows) if burst > 1 else len(launch.rows)
-        self.num_padding_tokens += found[0].tokens * burst - real
-        shape, decode = found
-        return PackedLaunch(launch, features, decode, shape, self._pack_inputs(plan, launch, shape), is_decode=True)
+        self.num_padding_tokens += shape.tokens * burst - real
+        sampled.tokens.copy_to_host_async()
+        return Launched(launch, features, sampled=sampled, has_all_rows=True)
 
-    def _pack_forward(self, plan: StepPlan, launch: Launch, features: Features) -> PackedLaunch:
+    def _forward(self, plan: StepPlan, launch: Launch, started: set[int], features: Features) -> Launched:
         needed = launch.shape(plan.chunks)
         shape, forward = self.programs.forward(needed, launch.num_tiles(plan.chunks))
-        self.num_padding_tokens += shape.tokens - needed.tokens
-        samples = None if plan.guided else self._pack_samples(plan, launch, features)
-        return PackedLaunch(launch, features, forward, shape, self._pack_inputs(plan, launch, shape), samples=samples)
-
-    def _pack_inputs(self, plan: StepPlan, launch: Launch, shape: StepShape) -> Any:
-        started = {start.slot for start in plan.started}
-        return self._early.send(self._packer.pack(launch, plan.chunks, started, shape))
-
-    def _decode(self, one: PackedLaunch) -> Launched:
-        self._state, sampled = one.program(self.programs.weights, self._state, one.packed)
-        sampled.tokens.copy_to_host_async()
-        return Launched(one.launch, one.features, sampled=sampled, has_all_rows=True)
-
-    def _forward(self, plan: StepPlan, one: PackedLaunch) -> Launched:
+        packed = self._packer.pack(launch, plan.chunks, started, shape)
         assert self._state is not None
-        state = self.programs.checked(one.shape, self._state)
-        self._state, computed = one.program(self.programs.weights, state, one.packed)
-        launched = Launched(one.launch, one.features, computed)
+        state = self.programs.checked(shape, self._state)
+        self._state, computed = forward(self.programs.weights, state, packed)
+        self.num_padding_tokens += shape.tokens - needed.tokens
+        launched = Launched(launch, features, computed)
         if not plan.guided:
-            self._sample(plan, launched, {}, one.samples)
+            self._sample(plan, launched, {})
         return launched
 
-    def _pack_samples(self, plan: StepPlan, launch: Launch, features: Features) -> PackedSamples | None:
-        """None where nothing is sampled."""
-        count = num_sampling(launch, plan.chunks)
-        if not count:
-            return None
-        key, program = self.programs.sample(count, features)
-        packed = self._packer.pack_samples(launch, plan.chunks, key[1], features)
-        return PackedSamples(key, program, self._early.send(packed))
-
-    def _sample(
-        self, plan: StepPlan, launched: Launched, masks: dict[int, bytes], samples: PackedSamples | None = None
-    ) -> None:
-        launch, computed = launched.launch, launched.computed
+    def _sample(self, plan: StepPlan, launched: Launched, masks: dict[int, bytes]) -> None:
+        launch, features, computed = launched.launch, launched.features, launched.computed
         assert computed is not None
+        count = num_sampling(launch, plan.chunks)
         if not all(plan.chunks[index].samples for index in launch.indices):
             computed.is_finite.copy_to_host_async()
-        samples = samples or self._pack_samples(plan, launch, launched.features)
-        if samples is None:
+        if not count:
             return
         assert computed.hidden is not None, "a launch samples once"
+        key, sample = self.programs.sample(count, features)
+        packed = self._packer.pack_samples(launch, plan.chunks, key[1], features)
         assert self._state is not None
-        key, sample, packed = samples
-        rows, state = self._masks.fill(plan, launch, key[1], masks), self.programs.checked(key, self._state)
+        rows, state = self._masks(plan, launch, key[1], masks), self.programs.checked(key, self._state)
         slots, sampled = sample(self.programs.compiler.head, state.slots, computed.hidden, packed, rows)
         self._state = state._replace(slots=slots)
         sampled.tokens.copy_to_host_async()
         launched.sampled, launched.computed = sampled, computed._replace(hidden=None)
+
+    def _features(self, plan: StepPlan, launch: Launch) -> Features:
+        """The features that any row asks for."""
+        chunks, special = plan.chunks, self._special
+        indices = [index for index in launch.indices if chunks[index].slot in special]
+        asked = [asked_by(self._start_of(chunks[index])) for index in indices]
+        masks = any(index in plan.guided for index in launch.indices) if plan.guided else False
+        return Features(*(any(flags) for flags in zip(NOTHING_ASKED, *asked, strict=True)))._replace(masks=masks)
+
+    def _masks(self, plan: StepPlan, launch: Launch, size: int, masks: dict[int, bytes]) -> Any:
+        if not any(index in masks for index in launch.indices):
+            if size not in self._no_masks:
+                masks_of_all = np.full((size, self._mask_words), 0xFFFFFFFF, np.uint32)
+                self._no_masks[size] = put(masks_of_all, self.programs.compiler.whole)
+            return self._no_masks[size]
+        rows = np.full((size, self._mask_words), 0xFFFFFFFF, np.uint32)
+        row = 0
+        for index in launch.samples(plan.chunks):
+            if index in masks and plan.chunks[index].samples:
+                rows[row] = np.frombuffer(masks[index], np.uint32)
+            row += max(1, num_samples(plan.chunks[index]))
+        return rows
+
+    def _start_of(self, chunk: Chunk) -> SlotStart:
+        start = self._starts[chunk.slot]
+        assert start is not None, f"slot {chunk.slot} was never started"
+        return start

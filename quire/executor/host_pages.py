@@ -100,9 +100,6 @@ class Fetched(NamedTuple):
     block: object = None  # of the host that they are, if it has blocks
 
 
-Announce = Callable[[list[Fetched]], None]
-
-
 class Arrival:
     """Pages on their way to the device. The host does not read the number: its copy would wait behind pages that go to
     the host."""
@@ -151,15 +148,8 @@ class HostPages:
         size = max((size for size in self.sizes if size <= max_rows), default=0)
         return min(len(sources), size * max(1, max_rows // self.sizes[-1]))
 
-    def fetch(
-        self,
-        sources: Sequence[int],
-        targets: Sequence[int],
-        before: Sequence[Fetched] = (),
-        announce: Announce | None = None,
-    ) -> list[Fetched]:
-        """Begin to copy pages to the device, where they go to these. `before`: what is there and not in its place.
-        `announce` gets what will be copied, if that is known before it is begun."""
+    def fetch(self, sources: Sequence[int], targets: Sequence[int], before: Sequence[Fetched] = ()) -> list[Fetched]:
+        """Begin to copy pages to the device, where they go to these. `before`: what is there and not in its place."""
         calls = []
         for begin in range(0, len(sources), self.sizes[-1]):
             run = list(sources[begin : begin + self.sizes[-1]])

@@ -1,15 +1,13 @@
 """The page copies of a plan."""
 
 from collections.abc import Iterable, Iterator, Sequence, Set
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from quire.core.plan import Kind, PageCopy, Place, StepPlan, Tier
-from quire.executor.early_inputs import EarlyInputs, places_read
-from quire.executor.host_pages import Announce, Arrival, Fetched, HostPages
+from quire.executor.host_pages import Arrival, Fetched, HostPages
 from quire.executor.pending import Copied
 from quire.executor.pinned_pages import PinnedPages
 from quire.executor.program_order import MAX_UNPLACED_BYTES
@@ -32,13 +30,6 @@ class OnTheWay:
         jax.block_until_ready([one.contents for one in self.fetched])  # type: ignore[no-untyped-call]
 
 
-class PackedCopies(NamedTuple):
-    """Copies that one program does, or that come from the host."""
-
-    copies: list[PageCopy]
-    packed: Any  # the integers of the program, on the host or on their way to the device; None: from the host
-
-
 class PageCopies:
     """Runs the copies of plans. Owned by the executor, which has the page arrays.
 
@@ -47,20 +38,14 @@ class PageCopies:
     """
 
     def __init__(
-        self,
-        programs: Programs,
-        host: HostPages | PinnedPages | None,
-        host_kinds: Sequence[str],
-        early: EarlyInputs,
+        self, programs: Programs, host: HostPages | PinnedPages | None, host_kinds: Sequence[str] = ()
     ) -> None:
         """`host_kinds`: the programs that take pages to the host and from it."""
         self._programs = programs
-        self._early = early
         self._host = host
         self._host_kinds = host_kinds
         self._unplaced: list[OnTheWay] = []
         self._awaited: set[Place] = set()  # where they go
-        self._sent: dict[bytes, Any] = {}  # targets of calls to come, on their way to the device
 
     def begin(self, pages: Any, plan: StepPlan) -> tuple[Any, list[Copied]]:
         """The page arrays as the chunks of `plan` find them, and what its result must wait for."""
@@ -75,7 +60,6 @@ class PageCopies:
 
     def _begin(self, pages: Any, plan: StepPlan) -> tuple[Any, list[Copied]]:
         in_order, restores = arrange(plan.copies)
-        self._sent.clear()
         if isinstance(self._host, PinnedPages):
             self._host.prepare_saves(sum(copy.target.tier is Tier.HOST for copy in in_order))
         copied: list[Copied] = []
@@ -87,18 +71,17 @@ class PageCopies:
             pages, copied = self.settle(pages)
             num_fitting = self._num_fitting(restores)
         first = restores[: max(1, num_fitting)]
-        packed = [self._packed(run, bool(first)) for run in independent(in_order)]
-        read = places_read(plan)
         # Before all others, which the device need not wait for to begin with them.
-        coming = self._fetch(first, partial(self._send_targets, read)) if first else None
-        pages, others = self._run(pages, packed)
+        coming = self._fetch(first) if first else None
+        pages, others = self._run(pages, in_order)
         copied += others
         if coming is not None:
             self._await(coming, first)
             pages, others = self._bring(pages, restores[len(first) :])
             copied += [coming, *others]
-        if read is None or not read.isdisjoint(self._awaited):
-            pages, arrivals = self.settle(pages, read, coming)
+        read = {Place(Tier.DEVICE, page) for chunk in plan.chunks for table in chunk.new_pages for page in table}
+        if not plan.chunks or not read.isdisjoint(self._awaited):
+            pages, arrivals = self.settle(pages, read if plan.chunks else None, coming)
             copied += arrivals
         return pages, copied
 
@@ -114,9 +97,8 @@ class PageCopies:
             taken = self._take_fetched(read)
             for call in self._host.calls(taken, sum(id(one) in begun for one in taken)):
                 program = self._programs.get((self._host_kinds[1], len(call.targets)))
-                pages, number = program(pages, self._sent.get(_key(call), call.targets), call.contents)
+                pages, number = program(pages, call.targets, call.contents)
                 arrivals.append(Arrival(number))
-        self._sent.clear()
         return pages, arrivals
 
     def take_lost(self) -> list[int]:
@@ -137,10 +119,11 @@ class PageCopies:
 
     def _take_fetched(self, read: Set[Place] | None) -> list[Fetched]:
         """The part that is put into place now: all, or what has pages that are read."""
-        taken = _with_pages(self._fetched, read)
+        taken = self._fetched
         if read is None:
             self.forget()
             return taken
+        taken = [one for one in taken if not read.isdisjoint(_places(one))]
         for one in taken:
             self._awaited -= _places(one)
         names = set(map(id, taken))
@@ -149,44 +132,18 @@ class PageCopies:
         self._unplaced = [coming for coming in self._unplaced if coming.fetched]
         return taken
 
-    def _packed(self, run: list[PageCopy], is_early: bool) -> list[PackedCopies]:
-        """A run in parts, each with the integers of the program for it. `is_early`: these are sent now, before pages
-        are fetched."""
-        tiers = run[0].source.tier, run[0].target.tier
-        parts = []
-        while run:
-            count = len(run)
-            packed: Any = None
-            if tiers == (Tier.DEVICE, Tier.HOST):
-                assert self._host is not None, "there are no pages of the host"
-                size, count = self._host.next_save(count)
-                packed = np.zeros(size, np.int32)
-                packed[:count] = [copy.source.page for copy in run[:count]]
-            elif tiers == (Tier.DEVICE, Tier.DEVICE):
-                size = self._programs.table.copy_size(min(count, COPY_SIZES[-1]))
-                count = min(count, size)
-                packed = np.zeros((size, 2), np.int32)  # page 0 onto itself
-                packed[:count] = [(copy.source.page, copy.target.page) for copy in run[:count]]
-            if is_early and packed is not None:
-                (packed,) = self._early.send_all([packed])
-            parts.append(PackedCopies(run[:count], packed))
-            run = run[count:]
-        return parts
-
-    def _run(self, pages: Any, runs: Iterable[list[PackedCopies]]) -> tuple[Any, list[Copied]]:
+    def _run(self, pages: Any, copies: Iterable[PageCopy]) -> tuple[Any, list[Copied]]:
         copied: list[Copied] = []
-        for copies, packed in (part for run in runs for part in run):
-            tiers = copies[0].source.tier, copies[0].target.tier
+        for run in independent(copies):
+            tiers = run[0].source.tier, run[0].target.tier
             if tiers == (Tier.HOST, Tier.DEVICE):
-                pages, brought = self._bring(pages, copies)
+                pages, brought = self._bring(pages, run)
                 pages, arrivals = self.settle(pages)
                 copied += brought + arrivals
             elif tiers == (Tier.DEVICE, Tier.HOST):
-                assert self._host is not None, "there are no pages of the host"
-                program = self._programs.get((self._host_kinds[0], len(packed)))
-                copied.append(self._host.save(program, pages, packed, [copy.target.page for copy in copies]))
+                copied += self._save(pages, run)
             else:
-                pages = self._programs.get(("copy", len(packed)))(pages, packed)
+                pages = self._copy_within(pages, run)
         return pages, copied
 
     def _bring(self, pages: Any, copies: Sequence[PageCopy]) -> tuple[Any, list[Copied]]:
@@ -211,36 +168,39 @@ class PageCopies:
         room = MAX_UNPLACED_BYTES // self._host.page_bytes - sum(one.num_rows for one in self._unplaced)
         return self._host.num_within([copy.source.page for copy in copies], room, self._fetched)
 
-    def _fetch(self, copies: Sequence[PageCopy], announce: Announce | None = None) -> OnTheWay:
+    def _fetch(self, copies: Sequence[PageCopy]) -> OnTheWay:
         """Begin to copy pages from the host. What is launched next does not wait for them."""
         assert self._host is not None, "there are no pages of the host"
         sources, targets = ([place.page for place in places] for places in zip(*copies, strict=True))
-        return OnTheWay(self._host.fetch(sources, targets, self._fetched, announce))
-
-    def _send_targets(self, read: Set[Place] | None, fetched: list[Fetched]) -> None:
-        """Send where the pages go that `settle` puts into place next, before others are `fetched` that it need not wait
-        for, at first or at all."""
-        assert self._host is not None
-        coming = _with_pages(fetched, read)
-        calls = self._host.calls(_with_pages(self._fetched, read) + coming, len(coming))
-        if len(calls) > 1 or self._early.is_needed:
-            sent = self._early.send_all([call.targets for call in calls])
-            self._sent = dict(zip(map(_key, calls), sent, strict=True))
+        return OnTheWay(self._host.fetch(sources, targets, self._fetched))
 
     def _await(self, coming: OnTheWay, copies: Sequence[PageCopy]) -> OnTheWay:
         self._unplaced.append(coming)
         self._awaited |= {copy.target for copy in copies}
         return coming
 
+    def _save(self, pages: Any, run: list[PageCopy]) -> Iterator[Copied]:
+        assert self._host is not None, "there are no pages of the host"
+        begin = 0
+        while begin < len(run):
+            size, taken = self._host.next_save(len(run) - begin)
+            part = run[begin : begin + taken]
+            sources = np.zeros(size, np.int32)
+            sources[: len(part)] = [copy.source.page for copy in part]
+            program = self._programs.get((self._host_kinds[0], size))
+            yield self._host.save(program, pages, sources, [copy.target.page for copy in part])
+            begin += taken
 
-def _with_pages(fetched: list[Fetched], read: Set[Place] | None) -> list[Fetched]:
-    """Those that have pages which are read; all, if `read` is None."""
-    return fetched if read is None else [one for one in fetched if not read.isdisjoint(_places(one))]
-
-
-def _key(call: Fetched) -> bytes:
-    """The targets of a call, by which they are found if they were sent."""
-    return call.targets.tobytes()
+    def _copy_within(self, pages: Any, run: list[PageCopy]) -> Any:
+        begin = 0
+        while begin < len(run):
+            size = self._programs.table.copy_size(min(len(run) - begin, COPY_SIZES[-1]))
+            part = run[begin : begin + size]
+            packed = np.zeros((size, 2), np.int32)  # page 0 onto itself
+            packed[: len(part)] = [(copy.source.page, copy.target.page) for copy in part]
+            pages = self._programs.get(("copy", size))(pages, packed)
+            begin += size
+        return pages
 
 
 def _places(fetched: Fetched) -> set[Place]:

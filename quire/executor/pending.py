@@ -3,14 +3,12 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from quire.core.plan import Chunk, StepPlan, StepResult, TokenLogprobs
-from quire.executor.ladder import StepShape
 from quire.executor.launch import Launch, num_samples
-from quire.executor.program_table import Key
 from quire.executor.sampler import NOT_NUMBERS, NOTHING_LEFT, Features, Sampled
 from quire.executor.slots import NO_TOKEN
 from quire.executor.step import Computed
@@ -27,35 +25,6 @@ class Wanted(NamedTuple):
     logprobs: int | None
     prompt_logprobs: int | None
     num_prompt: int
-
-
-class PackedSamples(NamedTuple):
-    """The program that samples for a launch, and its integers."""
-
-    key: tuple[str, int]
-    program: Callable[..., Any]
-    packed: Any
-
-
-class PackedLaunch(NamedTuple):
-    """A launch with its program and integers."""
-
-    launch: Launch
-    features: Features
-    program: Callable[..., Any]
-    shape: StepShape
-    packed: Any  # its integers, on the host or on their way to the device
-    is_decode: bool = False  # whether the same program samples
-    samples: PackedSamples | None = None  # if it does not, and the launch need not wait for masks
-
-
-class PackedPlan(NamedTuple):
-    """The programs of a plan with their integers."""
-
-    slots: list[tuple[Key, Any]]  # before all others
-    guesses: tuple[Callable[..., Any], Any] | None
-    launches: list[PackedLaunch]
-    wanted: dict[int, Wanted]
 
 
 @dataclass(slots=True)

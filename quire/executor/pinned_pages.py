@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from quire.executor.block_saves import BlockSaves
-from quire.executor.host_pages import HOST_KINDS, Announce, Fetched, stacks_of
+from quire.executor.host_pages import HOST_KINDS, Fetched, stacks_of
 from quire.executor.pinned_blocks import (
     BLOCK_PAGES,
     DEVICE,
@@ -151,13 +151,7 @@ class PinnedPages:
                 return count
         return len(sources)
 
-    def fetch(
-        self,
-        sources: Sequence[int],
-        targets: Sequence[int],
-        before: Sequence[Fetched] = (),
-        announce: Announce | None = None,
-    ) -> list[Fetched]:
+    def fetch(self, sources: Sequence[int], targets: Sequence[int], before: Sequence[Fetched] = ()) -> list[Fetched]:
         """As that of `HostPages`. A block of `before` has its other pages on the device too, so it is not fetched again
         for them."""
         wanted: dict[PinnedBlock, np.ndarray[Any, Any]] = {}  # where the pages of each go; 0: nowhere
@@ -173,8 +167,6 @@ class PinnedPages:
                 again.append((source, target))
             else:
                 places[row] = target
-        if announce is not None:
-            announce([Fetched(places, block.arrays, block) for block, places in wanted.items()])
         blocks = [one.arrays for one in wanted]
         # The device copies the first while the host begins with the others.
         parts = [part for part in (blocks[:1], blocks[1:]) if part]
@@ -182,7 +174,7 @@ class PinnedPages:
             arrays for part in parts for arrays in jax.device_put(part, [self._on_device] * len(part))
         ]
         fetched = [Fetched(*one) for one in zip(wanted.values(), coming, wanted, strict=True)]
-        return fetched + (self.fetch([one[0] for one in again], [one[1] for one in again]) if again else [])
+        return fetched + (self.fetch(*zip(*again, strict=True)) if again else [])
 
     def calls(self, fetched: list[Fetched], num_coming: int = 0) -> list[Fetched]:
         """As few as possible, since each takes time of the host: blocks of a size are placed by several in a call, and

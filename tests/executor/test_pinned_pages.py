@@ -1,9 +1,8 @@
 """Pages in pinned memory of the host: they are the same there, and what was on the host stays while it is read."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -219,8 +218,8 @@ def test_blocks_of_which_few_pages_are_wanted_take_little_memory_of_the_device(
     always, most = rows_on_device(host), []
     fetch = host.fetch
 
-    def watched(*given: Any) -> list[Fetched]:
-        fetched = fetch(*given)
+    def watched(sources: Sequence[int], targets: Sequence[int], before: Sequence[Fetched]) -> list[Fetched]:
+        fetched = fetch(sources, targets, before)
         most.append(rows_on_device(host) - always)
         return fetched
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from quire.core.plan import Chunk, Kind, StepPlan
-from quire.executor import early_inputs, pinned_pages
+from quire.executor import pinned_pages
 from quire.executor.executor import JaxExecutor
 from quire.executor.host_pages import Fetched
 from quire.executor.pinned_pages import in_parts
@@ -51,13 +51,13 @@ class Watched:
 
     def __init__(self, executor: JaxExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[Any] = []
-        get, put, send = executor.programs.get, jax.device_put, early_inputs.put
+        get, put = executor.programs.get, jax.device_put
 
         def watched_get(key: Key) -> Callable[..., Any]:
             program = get(key)
 
             def call(*arguments: Any) -> Any:
-                self.calls.append((*key, "sent" if isinstance(arguments[1], jax.Array) else "with the call"))
+                self.calls.append(key)
                 return program(*arguments)
 
             return call
@@ -66,22 +66,15 @@ class Watched:
             self.calls.append(f"{len(arrays)} fetched")
             return put(arrays, where)
 
-        def watched_send(packed: Any, where: Any) -> Any:
-            with monkeypatch.context() as inner:
-                inner.setattr(jax, "device_put", put)
-                self.calls.append(len(packed))
-                return send(packed, where)
-
         monkeypatch.setattr(executor.programs, "get", watched_get)
         monkeypatch.setattr(jax, "device_put", watched_put)
-        monkeypatch.setattr(early_inputs, "put", watched_send)
 
 
 @pytest.mark.parametrize(
     ("many_bytes", "expected"),
     [
-        (1, [64, 16, "1 fetched", "3 fetched", ("place", 64, "sent"), ("place", 16, "sent")]),
-        (2**40, ["1 fetched", "3 fetched", ("place", 64, "with the call")]),
+        (1, ["1 fetched", "3 fetched", ("place", 64), ("place", 16)]),
+        (2**40, ["1 fetched", "3 fetched", ("place", 64)]),
     ],
 )
 def test_many_pages_are_placed_as_they_arrive(
@@ -90,7 +83,6 @@ def test_many_pages_are_placed_as_they_arrive(
     many_bytes: int,
     expected: list[Any],
 ) -> None:
-    """Their places are known to the device before they come."""
     monkeypatch.setattr(pinned_pages, "MANY_BYTES", many_bytes)
     save_pages(pinned, range(1, 62))
     before = {page: pinned.read_pages([page])() for page in range(1, 62)}
@@ -123,6 +115,6 @@ def test_pages_of_steps_before_are_placed_at_once(
     last = {page: page for page in range(33, 65)}
     pinned.submit(StepPlan(3, (), copies=host_copies(last, to_host=False)))
     places = [call for call in watched.calls if isinstance(call, tuple)]
-    assert places == [("place", 64, "sent"), ("place", 16, "sent"), ("place", 16, "sent")]
+    assert places == [("place", 64), ("place", 16), ("place", 16)]
     monkeypatch.undo()
     assert all(pinned.read_pages([page])() == before[page] for page in range(1, 65))

@@ -89,7 +89,7 @@ def test_a_step_is_told_of_a_feature_only_when_a_row_asks_for_it(llama: Rig, ask
     )
     plan = StepPlan(1, (fill(0, llama.shapes.page_size), fill(1, llama.shapes.page_size)), started=starts)
     llama.executor.submit(plan).result()
-    told = llama.executor._started.features(plan, Launch(rows=[1], prefills=[0]))
+    told = llama.executor._features(plan, Launch(rows=[1], prefills=[0]))
     assert Features(*told) == Features(*(name == asked for name in Features._fields))  # type: ignore[arg-type]
 
 
