@@ -66,14 +66,24 @@ class Restores:
                 pages.append(page)
             return pages
 
-        groups, end = range(len(self._groups)), max_pages
-        while end > first:  # the most pages after which every group has what going on reads
-            begins = [max(first, self._first_needed(group, end)) for group in groups]
-            found = [pages_of(group, begins[group], end) for group in groups]
-            reached = min(begins[group] + len(found[group]) for group in groups)
+        end, windows, columns = max_pages, [], {}
+        for group, reach in enumerate(self._groups):
+            if reach is not None:
+                windows.append(group)
+                continue
+            columns[group] = pages_of(group, first, end)  # all are read
+            end = first + len(columns[group])
+        while end > first:  # the most pages after which every other group has what going on reads
+            begins = [max(first, self._first_needed(group, end)) for group in windows]
+            found = [pages_of(group, begin, end) for group, begin in zip(windows, begins, strict=True)]
+            reached = min((begin + len(pages) for begin, pages in zip(begins, found, strict=True)), default=end)
             if reached == end:
-                columns = ([*[0] * (begins[group] - first), *found[group]] for group in groups)
-                return Restore(list(zip(*columns, strict=True)), end)
+                columns |= {
+                    group: [*[0] * (begin - first), *pages]
+                    for group, begin, pages in zip(windows, begins, found, strict=True)
+                }
+                in_order = (columns[group][: end - first] for group in range(len(self._groups)))
+                return Restore(list(zip(*in_order, strict=True)), end)
             end = reached
         return None
 

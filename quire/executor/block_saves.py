@@ -45,7 +45,8 @@ class BlockSaves:
     def begin(self, num_prompt_tokens: int, has_decodes: bool, fetches: bool = False) -> None:
         """A step with so many tokens of prompts is launched next: begin to copy as much as fits well beside it. As long
         as there is room, nothing directly after a prompt, whose first token would come after it, and nothing in a step
-        that `fetches` pages from the host: what follows it is late already, since that takes time of the host."""
+        that `fetches` pages from the host, unless it is long: what follows it is late already, since that takes time of
+        the host."""
         was_prompt, self._was_prompt = self._was_prompt, num_prompt_tokens > 0 and not has_decodes
         if not self._waiting:
             return

@@ -44,7 +44,8 @@ def project_sums(equation: str, x: Rows, weight: Weight, bias: jax.Array | None,
         x = rounding.rows(x.reshape(len(x), -1), dtype)
     if dtype is None or not isinstance(weight, Coded):
         return project(equation, x, weight, bias)
-    sums = weight.sums(x, x.dtype, rounding.product).reshape(*weight.shape[: _num_output_axes(equation)])
+    dtype = x.dtype if bias is None else jnp.float32  # that sums have: a bias is added before they are rounded
+    sums = weight.sums(x, dtype, rounding.product).reshape(*weight.shape[: _num_output_axes(equation)])
     return sums if bias is None else (sums.numbers() + bias.astype(jnp.float32)).astype(x.dtype)
 
 

@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 
 from quire.core.host_tier import HostTier, prefix_digests
 from quire.core.plan import StepPlan, StepResult, Tier
+from quire.core.prefix_tree import Match, PrefixCursor
+from quire.core.restore import HostPage
+from quire.core.restores import Restores
 from quire.request import Request
 from tests.core.harness import GREEDY, Harness, limits, request
 from tests.core.test_schedules import GROUPS, Schedules
@@ -55,6 +58,23 @@ def test_a_prefix_that_was_evicted_is_copied_and_not_computed():
     assert sum(num_restored(plans)) == 6
     assert harness.cached[3, 0] == 24
     assert sum(chunk.length for plan in plans for chunk in plan.chunks) == 1 + 2
+
+
+def test_finding_pages_of_a_long_prompt_asks_for_few_of_them_twice():
+    """Though the window of every end is missing."""
+    num_pages, asked = 400, []
+
+    class Host:
+        def find(self, digest: bytes, group: int) -> HostPage | None:
+            asked.append((digest, group))
+            return None if group else HostPage((digest, group), 1)
+
+    scheduler = Harness(limits(num_pages=500, max_sequence_tokens=2000)).scheduler
+    scheduler.add(request(1, (1, 2, 3, 4) * num_pages + (5,), 1))
+    (sequence,) = scheduler._requests.sequences(1)
+    match = Match(PrefixCursor("", 0), [])
+    assert Restores(Host(), 4, (None, 8)).find(sequence, match) is None
+    assert len(asked) <= 3 * num_pages
 
 
 def test_a_short_prefix_is_restored_in_the_step_that_computes_the_rest():

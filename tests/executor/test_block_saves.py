@@ -101,6 +101,15 @@ def test_a_step_that_fetches_copies_nothing_to_the_host_while_there_is_room(
     assert num_begun(saves, blocks) == 4
 
 
+def test_a_long_step_copies_all_to_the_host_though_it_fetches(saves: BlockSaves) -> None:
+    blocks = [block_of(16) for _ in range(4)]
+    saves.add(blocks)
+    saves.begin(LONG_STEP_TOKENS - 1, False, fetches=True)
+    assert num_begun(saves, blocks) == 0
+    saves.begin(LONG_STEP_TOKENS, False, fetches=True)
+    assert num_begun(saves, blocks) == 4
+
+
 @pytest.mark.parametrize("has_decodes", [False, True])
 def test_a_long_step_copies_all(saves: BlockSaves, has_decodes: bool) -> None:
     blocks = [block_of(16) for _ in range(8)]

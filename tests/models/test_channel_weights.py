@@ -14,12 +14,14 @@ from quire.executor.memory import weight_bytes, weight_sizes
 from quire.models.channel_weights import channel_weight, is_quantized
 from quire.models.checkpoint import direct, leaves, load_weights, weights_like
 from quire.models.params import Param, ParamTree
+from quire.models.projection import code_dtype, project_sums
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from quire.ops import coded
+from quire.ops.adapters import AdaptedWeight, AdapterStack, add_products
 from quire.ops.coded import Coded
 from quire.ops.gpu import rounded_rows as gpu_rows
-from quire.ops.rounded_rows import RoundingOps
+from quire.ops.rounded_rows import CodeProduct, RoundingOps
 from tests.models.cases import CASES
 from tests.models.test_quantized import on_first_device, spread
 from tests.models.tiny import NamedTensors, prompt, relative_error, whole_logits
@@ -162,6 +164,29 @@ def test_rows_are_rounded_where_they_are_made(name: str) -> None:
     # One number that lies between two codes moves the logits of such small models by much.
     assert spread(whole_logits(model, weights, tokens), plain) < 0.05
     assert spread(whole_logits(model, as_on_a_gpu, tokens, INTERPRETED), plain) < 0.05
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+def test_a_bias_is_added_before_sums_are_rounded(kind: Any) -> None:
+    param, numbers = matrix()
+    weight = direct(channel_weight(jnp.asarray(numbers, jnp.bfloat16), param, kind))
+    x = jnp.asarray(np.random.default_rng(2).standard_normal((MANY, 80)), jnp.bfloat16)
+    whole = weight.product(x)
+    bias = (-whole[0] * (1 + 2.0**-9)).astype(jnp.float32)  # little of the first row is left
+    sums = project_sums("td,md->tm", x, weight, bias, RoundingOps())
+    np.testing.assert_array_equal(sums, (whole + bias).astype(jnp.bfloat16))
+
+
+def test_rows_that_meet_adapters_are_not_rounded_for_a_kernel() -> None:
+    param, numbers = matrix()
+    weight = direct(channel_weight(jnp.asarray(numbers), param, "fp8"))
+    kernel = RoundingOps(product=CodeProduct(lambda num_rows, codes, num_contracted: True, lambda *given: given[0]))
+    stack = AdapterStack(jnp.zeros((1, 1, 4, 80)), jnp.zeros((1, 4, 24)), jnp.zeros(1, jnp.int32), ((24, 0),))
+    adapted = AdaptedWeight(weight, stack, jnp.zeros(16, jnp.int32), add_products)
+    assert code_dtype({"qkv": weight}, 16, kernel) == weight.codes.dtype
+    assert code_dtype({"qkv": adapted}, 16, kernel) is None
+    assert code_dtype(adapted, 16, kernel) is None
+    assert code_dtype(adapted, MANY, kernel) == weight.codes.dtype
 
 
 def test_routers_norms_embeddings_and_the_head_stay() -> None:
