@@ -44,8 +44,8 @@ def project_sums(equation: str, x: Rows, weight: Weight, bias: jax.Array | None,
         x = rounding.rows(x.reshape(len(x), -1), dtype)
     if dtype is None or not isinstance(weight, Coded):
         return project(equation, x, weight, bias)
-    dtype = x.dtype if bias is None else jnp.float32  # that sums have: a bias is added before they are rounded
-    sums = weight.sums(x, dtype, rounding.product).reshape(*weight.shape[: _num_output_axes(equation)])
+    of_sums = x.dtype if bias is None else jnp.float32  # a bias is added before they are rounded
+    sums = weight.sums(x, of_sums, rounding.product).reshape(*weight.shape[: _num_output_axes(equation)])
     return sums if bias is None else (sums.numbers() + bias.astype(jnp.float32)).astype(x.dtype)
 
 

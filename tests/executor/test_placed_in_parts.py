@@ -1,6 +1,6 @@
 """Pages that come from pinned memory are put into place while the last of them are still on their way."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,19 +13,14 @@ from quire.executor.executor import JaxExecutor
 from quire.executor.host_pages import Fetched
 from quire.executor.pinned_pages import in_parts
 from quire.executor.program_table import Key
+from tests.executor import test_pinned_pages
 from tests.executor.test_host_pages import host_copies
-from tests.executor.test_pinned_pages import executor_of, fill, save_pages
+from tests.executor.test_pinned_pages import save_pages
 
 DECODE = Chunk(1, 0, 0, 0, Kind.DECODE, 5, 1, (), True)
 
 
-@pytest.fixture
-def pinned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JaxExecutor]:
-    """With numbers in its pages."""
-    made = executor_of(tmp_path_factory.getbasetemp() / "pinned")
-    fill(made)
-    yield made
-    made.close()
+pinned = test_pinned_pages.executor  # the fixture
 
 
 @pytest.mark.parametrize(

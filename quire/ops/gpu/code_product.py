@@ -50,10 +50,10 @@ def blocks_of(num_rows: int, outputs: int, inputs: int) -> CodeBlocks | None:
     return None
 
 
-def code_product(rows: jax.Array, matrix: jax.Array, dtype: Any, blocks: CodeBlocks | None = None) -> jax.Array:
+def code_product(rows: jax.Array, matrix: jax.Array, dtype: Any) -> jax.Array:
     """Sums [t, outputs] of rows [t, inputs] times a matrix [outputs, inputs], for which there are blocks."""
     (tokens, inputs), outputs = rows.shape, len(matrix)
-    blocks = blocks or blocks_of(tokens, outputs, inputs)
+    blocks = blocks_of(tokens, outputs, inputs)
     assert blocks is not None
     run = plgpu.kernel(
         partial(_kernel, blocks),
