@@ -122,19 +122,34 @@ class StepTimeLimit(Observer):
 class BurstLimit(Observer):
     """Lets the scheduler plan bursts while they end within `max_burst_s`, by the time of recent decode steps.
 
-    A new request waits for the bursts under way, and readers of a stream get the tokens of a burst together. Owned by
-    the engine thread.
+    A new request waits for the bursts under way, and readers of a stream get the tokens of a burst together. A token of
+    a burst may take less than a step of one token, which the host has to start: so while there are single steps, a
+    burst is expected to take as many times as long as the last ones did as those steps now take longer than the first
+    of them. Owned by the engine thread.
     """
 
     def __init__(self, scheduler: Scheduler, max_burst_s: float) -> None:
         self._scheduler = scheduler
         self._max_burst_s = max_burst_s
-        self._token_s: float | None = None  # time for one token of every row
+        self._in_burst_s: float | None = None  # for one token of every row, in bursts
+        self._alone_s: float | None = None  # and in steps of one token since then
+        self._share = 1.0  # of a step of one token, that a token of a burst takes
 
     def step_ended(self, step: Step) -> None:
-        if step.error is not None or step.kind is not DECODE:
-            return
-        token_s = step.took_s / step.plan.burst
-        self._token_s = token_s if self._token_s is None else self._token_s + LAST_SHARE * (token_s - self._token_s)
+        if step.error is not None or step.kind is not DECODE or step.plan.chunks[-1].kind is Kind.VERIFY:
+            return  # steps with guesses, which come last, are of another kind
         most = self._scheduler.limits.max_burst
-        self._scheduler.budget.burst = most if most * self._token_s <= self._max_burst_s else 1
+        if step.plan.burst > 1:
+            self._in_burst_s = _mean(self._in_burst_s, step.took_s / step.plan.burst)
+            self._alone_s, token_s = None, self._in_burst_s
+        else:
+            if self._alone_s is None and self._in_burst_s is not None and step.took_s > 0:
+                self._share = min(1.0, self._in_burst_s / step.took_s)
+            self._alone_s = _mean(self._alone_s, step.took_s)
+            token_s = self._share * self._alone_s
+        self._scheduler.budget.burst = most if most * token_s <= self._max_burst_s else 1
+
+
+def _mean(before: float | None, newest: float) -> float:
+    """The mean of a time, of which the last weigh most."""
+    return newest if before is None else before + LAST_SHARE * (newest - before)

@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from quire.executor.compiler_options import FEW_ROWS, OF_THE_LIBRARY, UNTUNED, Options, cpu_options, timings_in
 from quire.executor.compute_capability import compute_capability
 from quire.executor.draft import Draft, guess_by_draft, num_packed
+from quire.executor.fused_steps import FUSED_KINDS, fused_shape, fused_step
 from quire.executor.guesses import guess_by_lookup
 from quire.executor.host_pages import gather_pages, scatter_pages, stacks_of
 from quire.executor.ladder import TIMED_ROWS, StepShape
@@ -35,7 +36,6 @@ from quire.executor.step import (
     State,
     Weights,
     copy_pages,
-    decode,
     forward,
     head_weights,
     sample_next,
@@ -178,10 +178,9 @@ class Compiler:
         if isinstance(key, StepShape):
             return self._compile_step(partial(forward, self._compiled, key), key, (self._placement, self.whole))
         kind, size = key
-        if kind in ("decode", "burst", "shared"):
-            shape = StepShape(size, decodes_only=True, shares=kind == "shared")
-            step = partial(decode, self._compiled, shape, shapes.burst if kind == "burst" else 1)
-            return self._compile_step(step, shape, (self._placement, self.whole))
+        if kind in FUSED_KINDS:
+            step = fused_step(self._compiled, kind, size)
+            return self._compile_step(step, fused_shape(kind, size), (self._placement, self.whole))
         if kind == "start":
             return self._compile_traced(start_slots, 0, self.whole, state.slots, pack_starts([], size, shapes))
         if kind == "force":

@@ -8,10 +8,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from quire.core.plan import Chunk, Kind, SlotStart, StepPlan
+from quire.core.plan import Chunk, SlotStart, StepPlan
 from quire.executor.adapter_arrays import digest_of
 from quire.executor.compile_processes import CompileProcesses
-from quire.executor.draft import Draft, pack_guesses
+from quire.executor.draft import Draft
+from quire.executor.fused_steps import fused_shape
+from quire.executor.guess_programs import GuessPrograms
 from quire.executor.host_pages import HostPages, as_bytes
 from quire.executor.launch import Launch, Packer, num_samples, num_sampling, split
 from quire.executor.page_copies import PageCopies
@@ -79,6 +81,7 @@ class JaxExecutor:
         self.host_pages = kind(pages, num_host_pages + 1) if num_host_pages else None
         if isinstance(self.host_pages, PinnedPages) and self.platform == "gpu":
             self.host_pages.pin_all()
+        self._guesses = GuessPrograms(self.programs, shapes)
         self._copies = PageCopies(self.programs, self.host_pages, kinds)
         self.snapshots = SnapshotArrays(self.programs.copy_states, self.programs.compiler)
         if loads_ahead:
@@ -111,8 +114,9 @@ class JaxExecutor:
             self.programs.put_adapter(load.slot - 1, self._adapters[load.number])
         self._begin_slots(plan)
         self._place_forced(plan)
-        if self._shapes.guesses:
-            self._guess(plan)
+        fused = self._guesses.fused(plan, self._special)
+        if self._shapes.guesses and fused is None:
+            self._state = self._guesses.place(self._state, plan.chunks, self._packer)
         special = [index for index, chunk in enumerate(plan.chunks) if chunk.slot in self._special]
         wanted = {index: self._wanted(plan.chunks[index]) for index in special}
         started = {start.slot for start in plan.started}
@@ -120,7 +124,7 @@ class JaxExecutor:
         pending.copied = copied
         scored = [index for index in special if wanted[index].prompt_logprobs is not None]
         for launch in split(plan.chunks, scored, self._shapes.fixed_order) if plan.chunks else ():
-            pending.launched += self._launch(plan, launch, started)
+            pending.launched += self._launch(plan, launch, started, fused)
         self.snapshots.save(self._state, plan.saves)
         return pending
 
@@ -239,28 +243,16 @@ class JaxExecutor:
             place = self.programs.get(("force", FORCE_SIZE))
             self._state = self._state._replace(slots=place(self._state.slots, packed))
 
-    def _guess(self, plan: StepPlan) -> None:
-        """Put guesses behind the tokens of the slots that have them verified."""
-        chunks = [chunk for chunk in plan.chunks if chunk.kind is Kind.VERIFY]
-        if not chunks:
-            return
-        slots = [chunk.slot for chunk in chunks]
-        size, guess = self.programs.guess(len(slots))
-        assert self._state is not None
-        if self.programs.has_draft:
-            packed = pack_guesses(slots, self._packer.new_entries(chunks), size, self._shapes)
-            self._state = guess(self.programs.weights, self._state, packed)
-        else:
-            packed = np.full(size, self._shapes.num_slots, np.int32)
-            packed[: len(slots)] = slots
-            self._state = self._state._replace(slots=guess(self._state.slots, packed))
-
     def _wanted(self, chunk: Chunk) -> Wanted:
         start = self._start_of(chunk)
         scores = start.prompt_logprobs is not None and chunk.start < len(start.prompt) - 1
         return Wanted(start.sampling.logprobs, start.prompt_logprobs if scores else None, len(start.prompt))
 
-    def _launch(self, plan: StepPlan, launch: Launch, started: set[int]) -> list[Launched]:
+    def _launch(
+        self, plan: StepPlan, launch: Launch, started: set[int], fused: tuple[str, int] | None
+    ) -> list[Launched]:
+        if fused is not None:
+            return [self._verify(plan, launch, started, fused)]
         features = self._features(plan, launch)
         launch = self._packer.with_shared(launch, plan.chunks)
         # A guided plan samples all its launches together, once its masks are there.
@@ -289,6 +281,13 @@ class JaxExecutor:
         self.num_padding_tokens += shape.tokens * burst - real
         sampled.tokens.copy_to_host_async()
         return Launched(launch, features, sampled=sampled, has_all_rows=True)
+
+    def _verify(self, plan: StepPlan, launch: Launch, started: set[int], key: tuple[str, int]) -> Launched:
+        packed = self._packer.pack(launch, plan.chunks, started, fused_shape(*key))
+        self._state, sampled = self.programs.get(key)(self.programs.weights, self._state, packed)
+        self.num_padding_tokens += key[1] - launch.num_tokens(plan.chunks)
+        sampled.tokens.copy_to_host_async()
+        return Launched(launch, NOTHING_ASKED, sampled=sampled)
 
     def _forward(self, plan: StepPlan, launch: Launch, started: set[int], features: Features) -> Launched:
         needed = launch.shape(plan.chunks)

@@ -1,7 +1,6 @@
 """Programs run on padding: whatever they write is in places that nothing reads."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Protocol
 
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ import numpy as np
 from quire.executor.adapter_arrays import AdapterArrays
 from quire.executor.compiler import Compiler
 from quire.executor.draft import pack_guesses
+from quire.executor.fused_steps import FUSED_KINDS, fused_shape
 from quire.executor.ladder import StepShape
 from quire.executor.launch import NUM_FEATURES, Launch, Packer, num_sample_fields
 from quire.executor.program_table import Key
@@ -35,9 +35,8 @@ class Operands(Protocol):
 def run_on_padding(programs: Operands, program: Callable[..., Any], key: Key, state: State) -> State:
     """Run one of the programs. That of adapters replaces the first one by zeros."""
     shapes = programs.compiler.shapes
-    if isinstance(key, StepShape) or key[0] in ("decode", "burst", "shared"):
-        of_decodes = partial(StepShape, decodes_only=True, shares=key[0] == "shared")
-        shape = key if isinstance(key, StepShape) else of_decodes(key[1])
+    if isinstance(key, StepShape) or key[0] in FUSED_KINDS:
+        shape = key if isinstance(key, StepShape) else fused_shape(*key)
         after: State = program(programs.weights, state, Packer(shapes).pack(Launch(), (), set(), shape))[0]
         return after
     kind, size = key

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import get_args
 
+from quire.executor.fused_steps import MAX_VERIFIED, VERIFY
 from quire.executor.ladder import TIMED_ROWS, StepShape
 from quire.executor.program_table import COPY_SIZES, START_SIZES, STATE_SIZES, Key
 from quire.executor.shapes import Shapes
@@ -20,6 +21,7 @@ MAX_UNPLACED_BYTES = 768 * 2**20
 GUESS_SIZES = (1, 8)  # slots that one call can guess for, if there are more
 FORCE_SIZE = 64  # forced tokens that one call can place
 WAYS = get_args(SamplingWay)
+OTHER_PRODUCTS = (*WAYS, VERIFY)  # programs with products that are not those of decodes
 SOON_TOKENS = 1024  # of steps with prompts beside decodes, whose time is limited
 BATCH = 8  # programs that a table gains at a time
 
@@ -28,9 +30,11 @@ class ProgramOrder:
     """A server begins with the `first`. They can run any plan, and are few, since everything waits for them; so short
     prompts are padded to many tokens until the `early` are there. All others follow in batches."""
 
-    def __init__(self, shapes: Shapes, host_kinds: Sequence[str] = (), page_bytes: int = 0) -> None:
+    def __init__(
+        self, shapes: Shapes, host_kinds: Sequence[str] = (), page_bytes: int = 0, looks_up: bool = True
+    ) -> None:
         """`host_kinds`: the programs that copy pages to the host and from it, where that is done. `page_bytes`: of a
-        page that they copy."""
+        page that they copy. `looks_up`: guesses are looked up, if there are any."""
         self._page_bytes = page_bytes
         self._shapes = shapes
         self._ladder = shapes.ladder
@@ -45,6 +49,8 @@ class ProgramOrder:
         self._decodes: Sequence[StepShape] = () if shapes.fixed_order else self._ladder.decodes
         if shapes.fixed_order:
             self._ways = tuple(way for way in self._ways if way != "plain")
+        fuses = shapes.specialised and shapes.guesses > 0 and looks_up and not shapes.fixed_order
+        self._verified = [size for size in self._ladder.padded_sizes if fuses and size <= MAX_VERIFIED]
 
     @cached_property
     def first(self) -> list[Key]:
@@ -80,6 +86,7 @@ class ProgramOrder:
         rest: list[Key] = []
         for shape in self._decodes:
             rest += [("decode", shape.tokens), *[("burst", shape.tokens)] * (self._shapes.burst > 1)]
+        rest += [(VERIFY, size) for size in self._verified]
         rest += [("shared", shape.tokens) for shape in self._ladder.shared]
         rest += [(way, size) for size in self._ladder.sample_sizes for way in self._ways]
         before = {*self.first, *self.early}
@@ -120,7 +127,7 @@ def place_sizes(page_bytes: int) -> tuple[int, ...]:
 def _turn(key: Key) -> int:
     """On a GPU: programs for decodes, then for prompts beside them, then the others, then those for special cases."""
     if not isinstance(key, StepShape):
-        return {"decode": 0, "burst": 0, "plain": 1}.get(key[0], 2)
+        return {"decode": 0, "burst": 0, VERIFY: 0, "plain": 1}.get(key[0], 2)
     if key.decodes_only or key.fresh_sequences or key.scores:
         return 3
     return 1 if key.tokens <= SOON_TOKENS else 2

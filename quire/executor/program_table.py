@@ -7,11 +7,12 @@ so that the same plans run the same ones whichever compilation finished first.
 from collections.abc import Iterable
 from functools import lru_cache
 
+from quire.executor.fused_steps import VERIFY
 from quire.executor.ladder import Ladder, StepShape
 from quire.executor.sampler import Features
 
-# A forward pass by its shape; a decode, one whose rows share pages and a burst by their rows; starting, copying pages
-# and each way of sampling by the number of rows they take.
+# A forward pass by its shape; a decode, one whose rows share pages and a burst by their rows; one that verifies guesses
+# by its tokens; starting, copying pages and each way of sampling by the number of rows they take.
 Key = StepShape | tuple[str, int]
 
 START_SIZES = (1, 8)  # slots that one call can start
@@ -41,6 +42,7 @@ class ProgramTable:
         self._has_enough = self.keys.issuperset(ladder.first())
         self._shapes = made if self._has_enough else ladder.all()
         self.forward = lru_cache(4096)(self._forward)
+        self._verified = sorted(key[1] for key in self.keys if key[0] == VERIFY)
 
     def _forward(self, needed: StepShape, num_tiles: int) -> StepShape:
         """The smallest shape for a launch."""
@@ -66,6 +68,10 @@ class ProgramTable:
         apart = self.forward(StepShape(rows, decodes_only=True), 0)
         is_smaller = apart.decodes_only and 2 * apart.tokens < sizes[0].tokens
         return None if is_smaller else (sizes[0], (kind, sizes[0].tokens))
+
+    def verify(self, tokens: int) -> tuple[str, int] | None:
+        """The program that guesses, computes so many tokens and samples after each; None where no single one does."""
+        return next(((VERIFY, size) for size in self._verified if size >= tokens), None)
 
     def sample(self, count: int, features: Features) -> tuple[str, int]:
         """The program with the fewest rows for `count` samples, and no more features than they need."""

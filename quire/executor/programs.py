@@ -16,7 +16,7 @@ from quire.executor.compiler import Compiler
 from quire.executor.draft import Draft
 from quire.executor.first_runs import FirstRuns
 from quire.executor.ladder import StepShape
-from quire.executor.program_order import WAYS, ProgramOrder
+from quire.executor.program_order import OTHER_PRODUCTS, ProgramOrder
 from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import Key, ProgramTable, size_of, tuned_by
 from quire.executor.replay import Announcer, Members, to_plain
@@ -61,7 +61,7 @@ class Programs:
         self._shapes = shapes
         self.compiler = Compiler(model, weights, shapes, mesh, store, draft)
         self.has_draft = draft is not None
-        self.order = ProgramOrder(shapes, host_kinds, self.compiler.moved_page_bytes)
+        self.order = ProgramOrder(shapes, host_kinds, self.compiler.moved_page_bytes, draft is None)
         self.table = ProgramTable(shapes.ladder)
         self._slow: frozenset[Key] = frozenset()
         self._made: dict[Key, Any] = {}
@@ -148,7 +148,7 @@ class Programs:
 
     def _times(self, key: Key) -> bool:
         """True if XLA times products of this program that no other has timed."""
-        is_step = not key.decodes_only if isinstance(key, StepShape) else key[0] in WAYS
+        is_step = not key.decodes_only if isinstance(key, StepShape) else key[0] in OTHER_PRODUCTS
         return self._is_timed(key) or (is_step and self.compiler.times_few(size_of(key)))
 
     def _timed_for(self, key: Key) -> Key | None:
@@ -274,10 +274,6 @@ class Programs:
         """The program that copies so many states of slots, or as many of them as one call can."""
         size = self.table.state_size(kind, count)
         return size, self.get((kind, size))
-
-    def guess(self, count: int) -> tuple[int, Callable[..., Any]]:
-        size = next(size for size in self.order.guess_sizes if size >= count)
-        return size, self.get(("guess", size))
 
     def sample(self, count: int, features: Features) -> tuple[tuple[str, int], Callable[..., Any]]:
         key = self.table.sample(count, features)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.executor.compiler import Compiler
+from quire.executor.fused_steps import FUSED_KINDS
 from quire.executor.ladder import StepShape
 from quire.executor.program_table import Key
 from quire.executor.snapshot_arrays import LOAD, SAVE
@@ -64,7 +65,7 @@ def is_forward(key: Key) -> bool:
 
 def is_step(key: Key) -> bool:
     """Called with weights, the whole state and one array."""
-    return isinstance(key, StepShape) or key[0] in ("decode", "burst", "shared")
+    return isinstance(key, StepShape) or key[0] in FUSED_KINDS
 
 
 class Announcer:

@@ -2,7 +2,7 @@
 
 They are two programs. The second has fewer shapes: it computes logits and samples for as many sequences as sample,
 while the first has one shape for each number of tokens. Where starting a program costs more than that saves, decodes
-have one that does both.
+have one that does both (`fused_steps.py`).
 """
 
 from typing import Any, Literal, NamedTuple
@@ -79,21 +79,10 @@ def forward(
 ) -> tuple[State, Computed]:
     """The tokens of a launch through the model."""
     inputs = fields(packed, shape, compiled.shapes)
-    state = _with_new_pages(state, inputs)
-    inputs = _with_positions(inputs, state.slots)
-    tiles = (
-        Tiles.single(inputs.slots, inputs.positions, _shared(inputs))
-        if shape.decodes_only
-        else Tiles(
-            inputs.tile_slots,
-            inputs.tile_starts,
-            inputs.tile_lengths,
-            inputs.tile_offsets,
-            num_single(shape, compiled.shapes),
-            _shared(inputs),
-        )
-    )
-    state, hidden = _hidden(compiled, shape, weights, state, inputs, tiles)
+    state = with_new_pages(state, inputs)
+    inputs = with_positions(inputs, state.slots)
+    tiles = tiles_of(compiled, shape, inputs)
+    state, hidden = hidden_of(compiled, shape, weights, state, inputs, tiles)
     last = hidden[inputs.ends]
     computed = Computed(last, jnp.isfinite(last).all(axis=-1))
     if shape.scores:
@@ -102,42 +91,27 @@ def forward(
     return state, computed
 
 
-def decode(
-    compiled: Compiled, shape: StepShape, count: int, weights: Weights, state: State, packed: jax.Array
-) -> tuple[State, Sampled]:
-    """The next tokens of sequences that ask for nothing else, [count, rows]: up to `count` of each, one by one.
-
-    A row that samples none is computed all the same: it is a part of a prompt, and the token after it is known.
-    """
-    inputs = _with_positions(fields(packed, shape, compiled.shapes), state.slots)
-    slot, num_new = inputs.slots, inputs.num_new
-    state = _with_new_pages(state, inputs)
-
-    def one(state: State, offset: jax.Array) -> tuple[State, jax.Array]:
-        positions = jnp.where(offset < jnp.maximum(num_new, 1), inputs.positions + offset, -1)
-        positions = jnp.where(inputs.positions < 0, -1, positions)
-        at = inputs._replace(positions=positions)
-        tiles = Tiles.single(slot, positions, _shared(inputs))
-        state, hidden = _hidden(compiled, shape, weights, state, at, tiles)
-        logits = compiled.model.logits(weights.model, hidden)
-        slots, sampled = _next("plain", state.slots, logits, slot, positions, offset < num_new)
-        return state._replace(slots=slots), sampled.tokens
-
-    if count == 1:
-        state, tokens = one(state, jnp.int32(0))
-        return state, Sampled(tokens[None])
-    state, tokens = jax.lax.scan(one, state, jnp.arange(count, dtype=jnp.int32))
-    return state, Sampled(tokens)
+def tiles_of(compiled: Compiled, shape: StepShape, inputs: Inputs) -> Tiles:
+    if shape.decodes_only:
+        return Tiles.single(inputs.slots, inputs.positions, shared_prefixes(inputs))
+    return Tiles(
+        inputs.tile_slots,
+        inputs.tile_starts,
+        inputs.tile_lengths,
+        inputs.tile_offsets,
+        num_single(shape, compiled.shapes),
+        shared_prefixes(inputs),
+    )
 
 
-def _shared(inputs: Inputs) -> SharedPrefixes | None:
+def shared_prefixes(inputs: Inputs) -> SharedPrefixes | None:
     if not len(inputs.shared_slots):
         return None
     tokens = inputs.shared_tokens.reshape(-1, TILE)
     return SharedPrefixes(inputs.shared_tile_of, tokens, inputs.shared_slots, inputs.shared_lengths)
 
 
-def _with_positions(inputs: Inputs, slots: Slots) -> Inputs:
+def with_positions(inputs: Inputs, slots: Slots) -> Inputs:
     """With the positions that the lengths of slots make."""
     return inputs._replace(
         positions=positions_of(inputs.positions, inputs.slots, slots),
@@ -145,7 +119,7 @@ def _with_positions(inputs: Inputs, slots: Slots) -> Inputs:
     )
 
 
-def _hidden(
+def hidden_of(
     compiled: Compiled, shape: StepShape, weights: Weights, state: State, inputs: Inputs, tiles: Tiles
 ) -> tuple[State, jax.Array]:
     """The output of the last layer for each token [t, d]."""
@@ -255,10 +229,10 @@ def sample_next(
     num_rows = jnp.int32(size) if has_checksums else jnp.sum(samples > 0)
     logits = model.logits(for_rows(head, num_rows), hidden[:size])
     asked, before, how = packed[count * size :], guesses[0] if guesses else None, (has_checksums, highest, num_rows)
-    return _next(way, slots, logits, slot, position, samples > 0, asked, masks, cuts, before, *how)
+    return next_tokens(way, slots, logits, slot, position, samples > 0, asked, masks, cuts, before, *how)
 
 
-def _next(
+def next_tokens(
     way: SamplingWay,
     slots: Slots,
     logits: jax.Array,
@@ -295,7 +269,7 @@ def copy_pages(pages: list[Any], packed: jax.Array) -> list[Any]:
     return copied
 
 
-def _with_new_pages(state: State, inputs: Inputs) -> State:
+def with_new_pages(state: State, inputs: Inputs) -> State:
     return with_page_entries(state, inputs.page_slots, inputs.page_groups, inputs.page_indices, inputs.pages)
 
 

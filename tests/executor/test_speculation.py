@@ -1,6 +1,7 @@
 """Guesses change no token: not greedy ones, not sampled ones, however requests are scheduled."""
 
 from typing import Any
+from unittest.mock import patch
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 from quire.core.lookup import Lookup
 from quire.core.plan import Kind, StepPlan
 from quire.executor.guesses import guess_by_lookup
+from quire.executor.ladder import StepShape
+from quire.executor.program_table import Key
 from quire.executor.shapes import Shapes
 from quire.executor.slots import empty_slots
 from quire.request import FinishReason, Request, SamplingParams
@@ -117,11 +120,31 @@ def test_sampled_answers_are_the_same(guessing_llama: Rig, name: str) -> None:
     assert run.engine.scheduler.counters.right_guesses > 0
 
 
-@pytest.mark.parametrize("name", ["two best", "penalties"])
+@pytest.mark.parametrize("name", ["cold", "two best", "penalties"])
 def test_sampled_answers_are_the_same_with_other_programs(specialised_guessing_llama: Rig, name: str) -> None:
     requests = repeating(specialised_guessing_llama, 8, SAMPLING[name], seed=1, samples=2)
     run = check_same(specialised_guessing_llama, requests, lookahead=2)
     assert run.engine.scheduler.counters.guesses > 20
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_one_program_guesses_computes_and_samples_where_nothing_but_tokens_is_asked_for(
+    specialised_guessing_llama: Rig, asks: bool
+) -> None:
+    rig = specialised_guessing_llama
+    used: set[str] = set()
+
+    def get(key: Key) -> Any:
+        used.add("step" if isinstance(key, StepShape) else key[0])
+        return whole(key)
+
+    whole = rig.executor.programs.get
+    requests = repeating(rig, 6, SAMPLING["two best" if asks else "cold"], seed=5, samples=2)
+    with patch.object(rig.executor.programs, "get", get):
+        run = rig.run(requests)
+    assert run.engine.scheduler.counters.right_guesses > 0
+    assert ("verify" in used) == (not asks)
+    assert "guess" in used, "beside prompts"
 
 
 def test_log_probabilities_are_the_same(guessing_llama: Rig) -> None:
