@@ -111,8 +111,11 @@ class Config:
         BATCHING,
         "Tokens that each sequence may get in one step while no other could join. Default: by platform.",
     )
-    max_burst_ms: float = setting(
-        10.0, BATCHING, "Longest such step, in milliseconds; where it would take longer, a step gives one token each."
+    max_burst_ms: float | None = setting(
+        None,
+        BATCHING,
+        "Longest such step, in milliseconds; where it would take longer, a step gives one token each. Default: 10 for "
+        "a server, 50 offline.",
     )
     max_step_ms: float | None = setting(
         None,

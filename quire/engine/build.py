@@ -245,7 +245,7 @@ def _build_engine(
         executor,
         deployment.config.lookahead,
         _grammars(deployment),
-        max_burst_s=deployment.config.max_burst_ms / 1000,
+        max_burst_s=deployment.max_burst_ms / 1000,
         max_step_s=deployment.max_step_ms / 1000,
         clock=clock,
         read_adapter=deployment.adapters.reader(deployment.model),

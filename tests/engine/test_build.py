@@ -114,3 +114,10 @@ def test_a_step_is_measured_where_its_estimate_takes_much_of_the_pages_memory(
     assert measures_step(replace(deployment, resolved=replace(deployment.resolved, quantize="fp8")))
     given = replace(deployment, config=replace(deployment.config, num_pages=num_pages))
     assert not measures_step(given)
+
+
+def test_bursts_may_take_longer_where_no_client_waits(tmp_path: Path) -> None:
+    served = planned(tmp_path, "gpu")
+    assert (served.max_burst_ms, replace(served, is_served=False).max_burst_ms) == (10.0, 50.0)
+    given = replace(served.config, max_burst_ms=0.0)
+    assert replace(served, config=given, is_served=False).max_burst_ms == 0
