@@ -110,9 +110,9 @@ def _last_inputs(x: jax.Array, inputs: jax.Array, access: SlotAccess) -> jax.Arr
         old = inputs[slot, jnp.clip(kept - back + within, 0, kept - 1)]
         old = jnp.where(is_new[:, None, None], 0, old)
         rows.append(jnp.where((within >= back)[:, None, None], x[jnp.maximum(token - back, 0)], old))
-    padding = len(inputs) - 1
-    to = jnp.where(access.ends < len(x), slot, padding)
-    return inputs.at[to].set(jnp.stack(rows, axis=1).astype(inputs.dtype))
+    to = jnp.where(access.ends < len(x), slot, len(inputs))  # padding is left out
+    new = jnp.stack(rows, axis=1).astype(inputs.dtype)
+    return inputs.at[to].set(new, mode="drop", unique_indices=True)
 
 
 def recur_in_tiles(
@@ -156,12 +156,12 @@ def _recur_single(
     """The tokens that are alone in their slots, all at once."""
     count = tiles.num_single
     is_single = tiles.lengths[:count] > 0
-    slots = jnp.where(is_single, tiles.slots[:count], len(matrices) - 1)
+    slots = jnp.where(is_single, tiles.slots[:count], len(matrices))  # padding is left out
     is_new = (tiles.starts[:count] <= 0) | ~is_single
-    old = jnp.where(is_new[:, None, None, None, None], 0.0, matrices[slots])
+    old = jnp.where(is_new[:, None, None, None, None], 0.0, matrices[jnp.minimum(slots, len(matrices) - 1)])
     new, found = _updated(corrects, old, Recurrence(*(array[:count] for array in tokens)))
     out = out.at[:count].set(jnp.where(is_single[:, None, None, None], found, out[:count]))
-    return out, matrices.at[slots].set(new)
+    return out, matrices.at[slots].set(new, mode="drop", unique_indices=True)
 
 
 class _Tile(NamedTuple):

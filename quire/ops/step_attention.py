@@ -13,7 +13,7 @@ from quire.ops.expert_product import ExpertKernels
 from quire.ops.heads import Heads
 from quire.ops.norms import PLAIN as PLAIN_NORMS
 from quire.ops.norms import Norms
-from quire.ops.pages import KVWriteTargets, PageAccess, Pages, Segments, Tiles, as_they_meet, read_tokens, written
+from quire.ops.pages import KVWriteTargets, PageAccess, Pages, Segments, Tiles, as_they_meet, put, read_tokens, written
 from quire.ops.recurrence import PLAIN as PLAIN_RECURRENT
 from quire.ops.recurrence import RecurrentKernels
 from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
@@ -89,7 +89,7 @@ def _latent_attention(
     """Attention over pages that hold keys alone."""
     (keys,), targets, qk = pages, access.targets, scaled(heads.qkv)
     q, k = qk[:, :, :-1], qk[:, :, -1]
-    keys = keys.at[targets.pages, targets.offsets].set(k.astype(keys.dtype))
+    keys = put(keys, k, targets)
     out = kernels.attend_latent(spec, q, (keys, keys), access.page_table, access.tiles, None)
     return out[..., : spec.value_dim], (keys,)
 
