@@ -7,7 +7,7 @@ import pytest
 from quire.ops.attention_reference import causal_attention
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import joined
-from quire.ops.pages import PageAccess, Segments, Tiles, write_targets
+from quire.ops.pages import PageAccess, Segments, Tiles, put, write_targets
 from quire.ops.step_attention import PLAIN, step_attention
 
 SPEC = AttentionSpec(kv_heads=2, group=3, head_dim=8, scale=0.4)
@@ -54,3 +54,15 @@ def test_new_sequences_are_attended_to_as_their_tiles_are(lengths: list[int]) ->
     np.testing.assert_allclose(got[real], expected[real], rtol=2e-5, atol=2e-6)
     declined, _ = step_attention(PLAIN, SPEC, joined(q, k, v), (empty, empty), access)
     np.testing.assert_array_equal(declined, expected)
+
+
+def test_padding_is_written_nowhere() -> None:
+    """No two rows then have one place, which the compiler is told."""
+    access = laid_out([5, 7])
+    pages = jnp.full((58, PAGE_SIZE, 2), jnp.nan, jnp.bfloat16)
+    rows = jnp.arange(2 * TOKENS, dtype=jnp.float32).reshape(TOKENS, 2)
+    written = np.asarray(put(pages, rows, access.targets), np.float32)
+    assert np.isnan(written[0]).all()
+    at = access.targets.pages[:12], access.targets.offsets[:12]
+    assert (written[at] == rows[:12]).all()
+    assert np.isfinite(written).sum() == 12 * 2
