@@ -1,12 +1,34 @@
 """The guesses that the tokens of a sequence would make by themselves, and whether they would have been right."""
 
 from collections.abc import Iterator
+from itertools import chain
 
 MATCH = 3  # last tokens that an earlier place is searched for; the executor takes fewer where it finds none
 # The chance of a guess after 0, 1, 2, … right ones, in a new sequence; longer runs are like the longest here.
 CHANCES = (0.4, 0.6, 0.7, 0.85, 0.9, 0.9, 0.95, 0.95)
 PART_SIZE = 8192  # places that are kept together, and those of one piece of a prompt more
 LAST_SHARE = 0.1  # of the newest token in a chance
+
+
+class PromptPlaces:
+    """The latest places of a prompt's tokens, three by three, but for its last token. Shared by the samples of a
+    request, whose lookups own it: whichever needs more of it reads on."""
+
+    __slots__ = ("__weakref__", "num_read", "parts")
+
+    def __init__(self) -> None:
+        # By the hash of three tokens, the position of the last of them. In parts, the latest first: a large dictionary
+        # takes long when it grows.
+        self.parts: list[dict[int, int]] = [{}]
+        self.num_read = 0
+
+    def read(self, tokens: list[int], end: int) -> None:
+        """Read the tokens before `end`."""
+        begin = max(self.num_read, MATCH - 1)
+        if begin < end:
+            threes = zip(tokens[begin - 2 : end - 2], tokens[begin - 1 : end - 1], tokens[begin:end], strict=True)
+            open_part(self.parts).update(zip(map(hash, threes), range(begin, end), strict=True))
+        self.num_read = end
 
 
 class Lookup:
@@ -19,15 +41,14 @@ class Lookup:
     `num_read` tokens are in it, and `place` is that of the guess for the next one; -1 where there is none. `run` is
     the number of right guesses before it, up to the longest that is told apart, and `again` the chance that a run
     begins with a token after none. Tokens are read a few at a time, and stay when the sequence is preempted. It takes
-    about 120 bytes for each. Owned by the sequence.
+    about 120 bytes for each, those of a prompt once for all samples. Owned by the sequence.
     """
 
-    __slots__ = ("_parts", "again", "chances", "num_read", "place", "run")
+    __slots__ = ("_parts", "_prompt", "again", "chances", "num_read", "place", "run")
 
-    def __init__(self) -> None:
-        # By the hash of three tokens, the position of the last of them. In parts, the latest first: a large dictionary
-        # takes long when it grows.
-        self._parts: list[dict[int, int]] = [{}]
+    def __init__(self, prompt: PromptPlaces | None = None) -> None:
+        self._prompt = PromptPlaces() if prompt is None else prompt
+        self._parts: list[dict[int, int]] = [{}]  # of the tokens after the prompt, as the prompt has them
         self.chances = list(CHANCES)
         self.num_read = 0
         self.place = -1
@@ -36,12 +57,14 @@ class Lookup:
 
     def read(self, tokens: list[int], num_prompt: int, most: int) -> bool:
         """Read up to `most` more of the tokens; those after the prompt change the chances. True when all are read."""
-        begin, end = self.num_read, len(tokens)
-        if end - begin > most:
-            end = begin + most
+        begin = self.num_read
         if begin < num_prompt - 1:
             # The last token of a prompt is read like those after it: a guess may follow it.
-            begin = self._read_prompt(tokens, begin, min(end, num_prompt - 1))
+            begin = max(begin, self._prompt.num_read)  # by another sample
+            end = min(begin + most, num_prompt - 1)
+            self._prompt.read(tokens, end)
+            begin, most = end, most - (end - begin)
+        end = min(begin + most, len(tokens))
         begin = max(begin, MATCH - 1)
         chances, longest = self.chances, len(self.chances) - 1
         place, run, again = self.place, self.run, self.again
@@ -55,27 +78,13 @@ class Lookup:
             run = 0 if not is_right else run + 1 if run < longest else run
             key = hash((tokens[at - 2], tokens[at - 1], token))
             place = -1
-            for part in self._parts:
+            for part in chain(self._parts, self._prompt.parts):
                 if key in part:
                     place = part[key] + 1
                     break
-            self._open_part()[key] = at
+            open_part(self._parts)[key] = at
         self.place, self.run, self.again, self.num_read = place, run, again, end
         return end == len(tokens)
-
-    def _read_prompt(self, tokens: list[int], begin: int, end: int) -> int:
-        """Read the tokens before `end` for their places alone; returns the position of the next."""
-        begin = max(begin, MATCH - 1)
-        if begin < end:
-            threes = zip(tokens[begin - 2 : end - 2], tokens[begin - 1 : end - 1], tokens[begin:end], strict=True)
-            self._open_part().update(zip(map(hash, threes), range(begin, end), strict=True))
-        return end
-
-    def _open_part(self) -> dict[int, int]:
-        """The part that takes the next places."""
-        if len(self._parts[0]) >= PART_SIZE:
-            self._parts.insert(0, {})
-        return self._parts[0]
 
     def likely(self, num_unknown: int, most: int) -> Iterator[float]:
         """The chances of up to `most` guesses after each other, behind `num_unknown` tokens that are not read. Each is
@@ -90,3 +99,10 @@ class Lookup:
             if number:
                 begins *= chances[min(number, longest)]
             yield goes_on + begins
+
+
+def open_part(parts: list[dict[int, int]]) -> dict[int, int]:
+    """The part that takes the next places."""
+    if len(parts[0]) >= PART_SIZE:
+        parts.insert(0, {})
+    return parts[0]

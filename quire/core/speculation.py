@@ -1,9 +1,10 @@
 """Decides how many tokens are guessed for each sequence."""
 
 from collections.abc import Iterable, Iterator
+from weakref import WeakValueDictionary
 
 from quire.core.limits import Limits
-from quire.core.lookup import Lookup
+from quire.core.lookup import Lookup, PromptPlaces
 from quire.core.sequence import Guessing, Sequence
 from quire.core.stats import Counters
 from quire.core.step_budget import StepBudget
@@ -47,6 +48,7 @@ class Speculation:
         self._most_in_step = limits.max_step_guesses
         self._budget = budget
         self._counters = counters
+        self._prompts: WeakValueDictionary[int, PromptPlaces] = WeakValueDictionary()  # by request, of their samples
 
     def choose(self, sequences: Iterable[Sequence], num_rows: int) -> dict[int, int]:
         """The number of guesses in the next step, by id, of those `sequences` that make any. `num_rows` decode."""
@@ -142,11 +144,17 @@ class Speculation:
         """A new sequence. None is guessed under a grammar: the mask of a token follows from the one before it, on the
         host."""
         if self._most and sequence.request.grammar is None:
-            lookup = Lookup() if self._looks_up else None
+            lookup = Lookup(self._places_of(sequence.request.request_id)) if self._looks_up else None
             sequence.guessing = guessing = Guessing(self.chance, self._pause(MIN_PAUSE), lookup)
             if self.chance < FEW and lookup is None:
                 guessing.pause = self._pause(LATE)
                 guessing.next_try = len(sequence.tokens) + guessing.pause
+
+    def _places_of(self, request_id: int) -> PromptPlaces:
+        """Those of its prompt, which samples that have begun may have read."""
+        if (places := self._prompts.get(request_id)) is None:
+            places = self._prompts[request_id] = PromptPlaces()
+        return places
 
     def _pause(self, tokens: int) -> int:
         """As many tokens as there should be between tries, each of which may take as long as several steps."""

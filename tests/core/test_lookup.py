@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quire.core import lookup
 from quire.core.limits import Limits
-from quire.core.lookup import CHANCES, LAST_SHARE, MATCH, Lookup
+from quire.core.lookup import CHANCES, LAST_SHARE, MATCH, Lookup, PromptPlaces
 from quire.core.plan import Kind
 from quire.core.sequence import Sequence
 from quire.core.speculation import MAX_READ, MIN_READ, Speculation
@@ -167,9 +167,47 @@ def test_many_rows_read_little_each_and_a_long_prompt_is_read_in_pieces():
         assert 2 in chosen  # the short one does not wait for the long one
         before, steps = num_read, steps + 1
     assert steps >= len(tokens) / MAX_READ
-    many = [sequence_of(speculation, tokens[:2000], number=number) for number in range(300)]
+    many = [sequence_of(speculation, tokens[:2000], number=number) for number in range(10, 310)]
     speculation.choose(many, 300)
     assert {sequence.guessing.lookup.num_read for sequence in many} == {MIN_READ}
+
+
+@given(few_tokens, st.data())
+def test_samples_that_share_a_prompt_find_what_each_alone_finds(tokens: list[int], data: st.DataObject):
+    """Whichever of them reads it, and as far as the others have come."""
+    num_prompt = len(tokens)
+    prompt = PromptPlaces()
+    answers = [data.draw(st.lists(st.integers(0, 3), max_size=12)) for _ in range(3)]
+    samples = [(Lookup(prompt), Lookup(), tokens + answer) for answer in answers]
+    left = list(samples)
+    while left:
+        shared, alone, known = sample = data.draw(st.sampled_from(left))
+        before = max(prompt.num_read, shared.num_read)
+        most = data.draw(st.integers(1, 9))
+        is_read = shared.read(known, num_prompt, most)
+        assert shared.num_read <= before + most
+        assert is_read == (shared.num_read == len(known))
+        if is_read:
+            assert alone.read(known, num_prompt, len(known))
+            assert (shared.place, shared.run, shared.again) == (alone.place, alone.run, alone.again)
+            assert shared.chances == alone.chances
+            left.remove(sample)
+
+
+def test_samples_of_a_request_read_its_prompt_once():
+    speculation = chooser(fixed=256.0)
+    prompt = random.Random(0).sample(range(5000), 3000)
+    samples = [sequence_of(speculation, prompt) for _ in range(3)]
+    other = sequence_of(speculation, prompt, number=2)
+    num_steps = 0
+    while samples[0].guessing.lookup.num_read < len(prompt):
+        speculation.choose(samples[:1], 1)
+        num_steps += 1
+    assert num_steps == 2
+    speculation.choose(samples, 3)
+    assert [sample.guessing.lookup.num_read for sample in samples] == [3000] * 3
+    speculation.choose([other], 1)
+    assert other.guessing.lookup.num_read == MAX_READ, "another request may have another prompt"
 
 
 def test_nothing_is_guessed_before_all_tokens_are_read():
