@@ -12,6 +12,8 @@ UNKNOWN_S2 = 1.0  # variance of a coefficient before the first measurement
 MIN_PREFILL_SHARE = 32  # steps have at least this part of `max_batch_prefill_tokens` for prompts
 MIN_PREFILL_TOKENS = 16
 LAST_SHARE = 0.25  # of the newest decodes in the mean that bounds bursts
+MAX_TIMES = 2.0  # the mean that one of them counts as
+MIN_PAUSE, MAX_PAUSE = 64, 4096  # single steps before a burst is tried
 DECODES_INTERVAL_S = 0.05  # steps of decodes alone hardly differ, so few of them are measured
 
 
@@ -122,34 +124,46 @@ class StepTimeLimit(Observer):
 class BurstLimit(Observer):
     """Lets the scheduler plan bursts while they end within `max_burst_s`, by the time of recent decode steps.
 
-    A new request waits for the bursts under way, and readers of a stream get the tokens of a burst together. A token of
-    a burst may take less than a step of one token, which the host has to start: so while there are single steps, a
-    burst is expected to take as many times as long as the last ones did as those steps now take longer than the first
-    of them. Owned by the engine thread.
+    A new request waits for the bursts under way, and readers of a stream get the tokens of a burst together. Bursts are
+    judged by bursts: a step of one token may take the host longer than the device. Once they take too long, they begin
+    again when as many single steps would be short enough, and one is tried after a pause, which is twice as long after
+    each that took too long again. Owned by the engine thread.
     """
 
     def __init__(self, scheduler: Scheduler, max_burst_s: float) -> None:
         self._scheduler = scheduler
         self._max_burst_s = max_burst_s
-        self._in_burst_s: float | None = None  # for one token of every row, in bursts
-        self._alone_s: float | None = None  # and in steps of one token since then
-        self._share = 1.0  # of a step of one token, that a token of a burst takes
+        self._in_burst_s: float | None = None  # for one token of every row, in bursts; None: judged by single steps
+        self._alone_s: float | None = None  # and in single steps
+        self._num_alone = 0  # steps since the last burst
+        self._pause = MIN_PAUSE
 
     def step_ended(self, step: Step) -> None:
-        if step.error is not None or step.kind is not DECODE or step.plan.chunks[-1].kind is Kind.VERIFY:
-            return  # steps with guesses, which come last, are of another kind
-        most = self._scheduler.limits.max_burst
+        if step.error is not None or step.waited_for_compiler or step.kind is not DECODE:
+            return
+        if step.plan.chunks[-1].kind is Kind.VERIFY:  # guesses, which come last
+            return
         if step.plan.burst > 1:
             self._in_burst_s = _mean(self._in_burst_s, step.took_s / step.plan.burst)
-            self._alone_s, token_s = None, self._in_burst_s
-        else:
-            if self._alone_s is None and self._in_burst_s is not None and step.took_s > 0:
-                self._share = min(1.0, self._in_burst_s / step.took_s)
-            self._alone_s = _mean(self._alone_s, step.took_s)
-            token_s = self._share * self._alone_s
-        self._scheduler.budget.burst = most if most * token_s <= self._max_burst_s else 1
+            self._alone_s, self._num_alone = None, 0
+            if self._is_short(self._in_burst_s):
+                self._pause = MIN_PAUSE
+            else:
+                self._in_burst_s, self._pause = None, min(2 * self._pause, MAX_PAUSE)
+                self._allow(False)
+            return
+        self._alone_s = _mean(self._alone_s, step.took_s)
+        self._num_alone += 1
+        if self._in_burst_s is None:
+            self._allow(self._is_short(self._alone_s) or self._num_alone >= self._pause)
+
+    def _is_short(self, token_s: float) -> bool:
+        return self._scheduler.limits.max_burst * token_s <= self._max_burst_s
+
+    def _allow(self, bursts: bool) -> None:
+        self._scheduler.budget.burst = self._scheduler.limits.max_burst if bursts else 1
 
 
 def _mean(before: float | None, newest: float) -> float:
-    """The mean of a time, of which the last weigh most."""
-    return newest if before is None else before + LAST_SHARE * (newest - before)
+    """The mean of a time, of which the last weigh most. One that was disturbed counts as twice the mean."""
+    return newest if before is None else before + LAST_SHARE * (min(newest, MAX_TIMES * before) - before)

@@ -50,7 +50,10 @@ class ProgramOrder:
         if shapes.fixed_order:
             self._ways = tuple(way for way in self._ways if way != "plain")
         fuses = shapes.specialised and shapes.guesses > 0 and looks_up and not shapes.fixed_order
-        self._verified = [size for size in self._ladder.padded_sizes if fuses and size <= MAX_VERIFIED]
+        sizes = [size for size in self._ladder.padded_sizes if size <= MAX_VERIFIED]
+        # A step samples after each of its tokens: none has more of them than samples.
+        enough = next((index for index, size in enumerate(sizes, 1) if size >= shapes.num_samples), len(sizes))
+        self._verified = sizes[:enough] if fuses else []
 
     @cached_property
     def first(self) -> list[Key]:

@@ -71,7 +71,7 @@ def widened(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
 
 
 class KVWriteTargets(NamedTuple):
-    """The places of each token's keys and values. Padding goes to page 0, which is never read."""
+    """The places of each token's keys and values. Padding has page 0, which is never read."""
 
     pages: jax.Array  # [t]
     offsets: jax.Array  # [t], within the page
@@ -161,21 +161,22 @@ def write_targets(page_table: jax.Array, slots: jax.Array, positions: jax.Array,
 
 def written(pages: Pages, k: jax.Array, v: jax.Array, targets: KVWriteTargets) -> Pages:
     """The pages with keys and values [t, k, h] in their places."""
+    at = targets.pages, targets.offsets
     if not isinstance(pages, CodedPages):
         k_pages, v_pages = pages
-        return put(k_pages, k, targets), put(v_pages, v, targets)
+        return k_pages.at[at].set(k.astype(k_pages.dtype)), v_pages.at[at].set(v.astype(v_pages.dtype))
     arrays = []
     for codes, scales, new in ((pages.k, pages.k_scales, k), (pages.v, pages.v_scales, v)):
         new_codes, new_scales = coded(new, codes.dtype)
-        new_scales = scales.at[targets.pages, :, targets.offsets].set(new_scales)
-        arrays.append((put(codes, new_codes, targets), new_scales))
+        arrays.append((codes.at[at].set(new_codes), scales.at[at[0], :, at[1]].set(new_scales)))
     (k_codes, k_scales), (v_codes, v_scales) = arrays
     return CodedPages(k_codes, v_codes, k_scales, v_scales)
 
 
 def put(pages: jax.Array, new: jax.Array, targets: KVWriteTargets) -> jax.Array:
-    """The pages [p, page_size, ...] with rows [t, ...] in their places. Padding is left out: no two rows then have the
-    same place, and a GPU needs no atomic operation for each number, which in two bytes is a loop."""
+    """The pages [p, page_size, ...] with rows [t, ...] in their places. Those of page 0, which are padding, are left
+    out: no two rows then have the same place, and a GPU needs no atomic operation for each number, which in two bytes
+    is a loop."""
     there = jnp.where(targets.pages > 0, targets.pages, len(pages))
     return pages.at[there, targets.offsets].set(new.astype(pages.dtype), mode="drop", unique_indices=True)
 

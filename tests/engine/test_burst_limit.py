@@ -14,9 +14,16 @@ class Steps:
         self.scheduler = Scheduler(limits(max_burst=4), lambda: 0.0)
         self.limit = BurstLimit(self.scheduler, max_burst_s)
 
-    def run(self, took_s: float, burst: int = 1, kind: Kind = Kind.DECODE, error: Exception | None = None) -> None:
+    def run(
+        self,
+        took_s: float,
+        burst: int = 1,
+        kind: Kind = Kind.DECODE,
+        error: Exception | None = None,
+        waited: bool = False,
+    ) -> None:
         plan = StepPlan(1, (Chunk(1, 0, 0, 0, kind, 5, burst, (), True),), burst=burst)
-        self.limit.step_ended(Step(plan, 0.0, 0.0, took_s=took_s, error=error))
+        self.limit.step_ended(Step(plan, 0.0, 0.0, took_s=took_s, error=error, waited_for_compiler=waited))
 
 
 def test_bursts_stop_when_they_would_take_too_long_and_begin_again() -> None:
@@ -59,17 +66,45 @@ def test_bursts_go_on_where_a_single_step_takes_the_host_longer_than_a_token_of_
     assert steps.scheduler.budget.burst == 4
 
 
-def test_bursts_that_took_too_long_begin_again_when_steps_have_become_as_much_shorter() -> None:
+def test_a_burst_is_tried_after_a_pause_that_doubles_while_they_take_too_long() -> None:
+    steps = Steps(max_burst_s=0.010)
+    pauses = []
+    for _ in range(3):
+        assert steps.scheduler.budget.burst == 4
+        steps.run(0.012, burst=4)
+        count = 0
+        while steps.scheduler.budget.burst == 1:
+            steps.run(0.003)
+            count += 1
+        pauses.append(count)
+    assert pauses == [128, 256, 512]
+    steps.run(0.007, burst=4)
+    assert steps.scheduler.budget.burst == 4
+    steps.run(0.060, burst=4)  # disturbed once
+    assert steps.scheduler.budget.burst == 4
+    steps.run(0.060, burst=4)
+    assert steps.scheduler.budget.burst == 1
+    for _ in range(128):
+        assert steps.scheduler.budget.burst == 1
+        steps.run(0.003)
+    assert steps.scheduler.budget.burst == 4, "after a short one pauses are short again"
+
+
+def test_one_disturbed_burst_among_many_ends_none() -> None:
+    """In a closed loop, where the host takes longer for a single step than the limit allows for a token."""
+    steps = Steps(max_burst_s=0.010)
+    num_bursts = 0
+    for number in range(2000):
+        if steps.scheduler.budget.burst > 1 and number % 7:  # some steps are single for other reasons
+            num_bursts += 1
+            steps.run(0.060 if number in (0, 50, 777) else 0.005, burst=4)
+        else:
+            steps.run(0.004)
+    assert num_bursts > 1500
+
+
+def test_a_burst_that_waited_for_the_compiler_says_nothing() -> None:
     steps = Steps(max_burst_s=0.010)
     for _ in range(20):
-        steps.run(0.020, burst=4)
-    assert steps.scheduler.budget.burst == 1
-    for _ in range(20):
-        steps.run(0.008)
-    assert steps.scheduler.budget.burst == 1, "a burst takes 20 ms beside steps of 8"
-    for _ in range(20):
-        steps.run(0.005)
-    assert steps.scheduler.budget.burst == 1
-    for _ in range(40):
-        steps.run(0.0035)
+        steps.run(5.0, burst=4, waited=True)
     assert steps.scheduler.budget.burst == 4

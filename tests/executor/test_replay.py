@@ -2,6 +2,7 @@
 
 import queue
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from quire.executor.executor import JaxExecutor
 from quire.executor.ladder import StepShape
 from quire.executor.padding import run_on_padding
 from quire.executor.replay import Follower, HostArray, PlainKey, from_plain, to_plain
+from quire.executor.shapes import Shapes
 from quire.group.arrays import from_message, to_message
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
@@ -62,15 +64,19 @@ class Direct:
         self.follower.reset()
 
 
-@pytest.fixture(scope="module")
-def ends() -> Iterator[tuple[JaxExecutor, Direct, Follower]]:
+def both_ends(shapes: Shapes) -> tuple[JaxExecutor, Direct, Follower]:
     model = build_model(CONFIG)
     members = Direct()
     weights = [random_weights(model, seed=1, dtype="float32") for _ in range(2)]
-    compiler = Compiler(model, weights[1], SHAPES, None, None)
+    compiler = Compiler(model, weights[1], shapes, None, None)
     members.follower = Follower(compiler, model.vocab_size, model.hidden_size, 1)
+    return JaxExecutor(model, weights[0], shapes, 1, members=members), members, members.follower
+
+
+@pytest.fixture(scope="module")
+def ends() -> Iterator[tuple[JaxExecutor, Direct, Follower]]:
     with quickly_compiled():
-        yield JaxExecutor(model, weights[0], SHAPES, 1, members=members), members, members.follower
+        yield both_ends(SHAPES)
 
 
 def requests() -> list[Request]:
@@ -134,6 +140,22 @@ def test_masks_copies_and_forced_tokens_reach_a_follower(ends: tuple[JaxExecutor
     kinds = {key[0] for key in members.calls if isinstance(key[0], str)}
     assert kinds >= {"start", "any", "copy", "force"}
     assert [int(one) for one in np.asarray(follower._state.slots.history)[:2, 3]][1] == 9
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_guesses_reach_a_follower(is_fused: bool) -> None:
+    with quickly_compiled():
+        executor, members, follower = both_ends(replace(SHAPES, guesses=2, step_guesses=4, specialised=True))
+        if is_fused:
+            executor.programs.get(("verify", 8))  # from now on it is in the table
+        start = slot_start(SamplingParams(temperature=0), slot=0, prompt=(5, 6, 7, 5, 6))
+        prompt = Chunk(1, 0, 0, 0, Kind.PREFILL, 0, 5, ((1, 2),), True)
+        executor.submit(StepPlan(1, (prompt,), started=(start,))).result()
+        (drawn,) = executor.submit(StepPlan(2, (Chunk(1, 0, 0, 0, Kind.VERIFY, 5, 3, (), True),))).result().tokens
+    assert 1 <= len(drawn) <= 3
+    assert same(executor._state, follower._state)
+    kinds = {key[0] for key in members.calls if isinstance(key[0], str)}
+    assert ("verify" in kinds, "guess" in kinds) == (is_fused, not is_fused)
 
 
 def test_rehearsals_are_replayed(ends: tuple[JaxExecutor, Direct, Follower]) -> None:

@@ -11,6 +11,7 @@ from quire.core.lookup import Lookup
 from quire.core.plan import Kind, StepPlan
 from quire.executor.guesses import guess_by_lookup
 from quire.executor.ladder import StepShape
+from quire.executor.program_order import ProgramOrder
 from quire.executor.program_table import Key
 from quire.executor.shapes import Shapes
 from quire.executor.slots import empty_slots
@@ -145,6 +146,18 @@ def test_one_program_guesses_computes_and_samples_where_nothing_but_tokens_is_as
     assert run.engine.scheduler.counters.right_guesses > 0
     assert ("verify" in used) == (not asks)
     assert "guess" in used, "beside prompts"
+
+
+@pytest.mark.parametrize(("slots", "guesses", "largest"), [(1, 4, 8), (4, 12, 16), (8, 32, 48), (256, 64, 64)])
+def test_programs_verify_no_more_tokens_than_a_step_samples(slots: int, guesses: int, largest: int) -> None:
+    shapes = Shapes(
+        100, 32, slots, 2048, 4096, min_tokens=8, is_fine=True, specialised=True, guesses=4, step_guesses=guesses
+    )
+    made = [key[1] for batch in ProgramOrder(shapes).batches for key in batch if key[0] == "verify"]
+    assert (min(made), max(made)) == (8, largest)
+    with_draft = [key[0] for batch in ProgramOrder(shapes, looks_up=False).batches for key in batch]
+    assert "guess" in with_draft
+    assert "verify" not in with_draft
 
 
 def test_log_probabilities_are_the_same(guessing_llama: Rig) -> None:
