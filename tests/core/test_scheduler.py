@@ -86,6 +86,18 @@ def test_out_of_pages_the_youngest_is_preempted_and_loses_no_token():
     assert order == sorted(order), "an older sequence was made to wait for a younger one"
 
 
+def test_out_of_pages_the_least_important_is_preempted_though_it_is_the_oldest():
+    harness = Harness(limits(num_pages=9, max_sequence_tokens=32), lookahead=1)
+    harness.add(request(0, prompt=(0, 5), max_tokens=22, priority=1))
+    harness.step()
+    for index in (1, 2):
+        harness.add(request(index, prompt=(index, 5), max_tokens=22, priority=0))
+    harness.run()
+    assert harness.scheduler.counters.preemptions > 0
+    order = [request_id for request_id, _ in harness.finished]
+    assert order == [1, 2, 0]
+
+
 def test_end_of_sequence_stops_at_once_even_with_steps_in_flight():
     harness = Harness(limits(), lookahead=2)
     free = request(1, max_tokens=30, sampling=GREEDY)
