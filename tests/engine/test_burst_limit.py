@@ -91,15 +91,20 @@ def test_a_burst_is_tried_after_a_pause_that_doubles_while_they_take_too_long() 
 
 
 def test_one_disturbed_burst_among_many_ends_none() -> None:
-    """In a closed loop, where the host takes longer for a single step than the limit allows for a token."""
+    """In a closed loop, where the host takes longer for a single step than the limit allows for a token. After the very
+    first, of which nothing is known before, there is a pause."""
     steps = Steps(max_burst_s=0.010)
-    num_bursts = 0
+    num_bursts = num_disturbed = 0
     for number in range(2000):
-        if steps.scheduler.budget.burst > 1 and number % 7:  # some steps are single for other reasons
+        if steps.scheduler.budget.burst > 1 and number % 7 < 6:  # some steps are single for other reasons
             num_bursts += 1
-            steps.run(0.060 if number in (0, 50, 777) else 0.005, burst=4)
+            is_disturbed = number in (0, 500, 778)
+            num_disturbed += is_disturbed
+            steps.run(0.060 if is_disturbed else 0.005, burst=4)
+            assert steps.scheduler.budget.burst == (4 if number else 1)
         else:
             steps.run(0.004)
+    assert num_disturbed == 3
     assert num_bursts > 1500
 
 
