@@ -36,6 +36,8 @@ class Recurrence(NamedTuple):
 ConvolveKernel = Callable[[jax.Array, jax.Array, jax.Array | None, jax.Array, SlotAccess], tuple[jax.Array, jax.Array]]
 # (corrects, tokens, matrices, access) -> (out [t, k, g, value_dim], matrices)
 RecurKernel = Callable[[bool, Recurrence, jax.Array, SlotAccess], tuple[jax.Array, jax.Array]]
+# The same of a step's single tokens, by its tiles. What it returns for other tokens may be anything.
+RecurSingle = Callable[[bool, Recurrence, jax.Array, Tiles], tuple[jax.Array, jax.Array]]
 
 
 class RecurrentKernels(NamedTuple):
@@ -116,13 +118,19 @@ def _last_inputs(x: jax.Array, inputs: jax.Array, access: SlotAccess) -> jax.Arr
 
 
 def recur_in_tiles(
-    corrects: bool, tokens: Recurrence, matrices: jax.Array, access: SlotAccess
+    corrects: bool,
+    tokens: Recurrence,
+    matrices: jax.Array,
+    access: SlotAccess,
+    recur_single: RecurSingle | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """A `RecurKernel` in plain jnp. Tokens of prompts go by tiles, the tiles one after the other."""
+    """A `RecurKernel` in plain jnp, or with a platform's kernel for single tokens. Tokens of prompts go by tiles, the
+    tiles one after the other."""
     tiles = access.tiles
-    out = jnp.zeros(tokens.v.shape, jnp.float32)
     if tiles.num_single:
-        out, matrices = _recur_single(corrects, tokens, matrices, tiles, out)
+        out, matrices = (recur_single or _recur_single)(corrects, tokens, matrices, tiles)
+    else:
+        out = jnp.zeros(tokens.v.shape, jnp.float32)
     if len(tiles) > tiles.num_single:
         out, matrices = _recur_tiles(corrects, tokens, matrices, tiles.part(tiles.num_single, len(tiles)), out)
     return out, matrices
@@ -151,16 +159,17 @@ def _updated(corrects: bool, matrices: jax.Array, token: Recurrence) -> tuple[ja
 
 
 def _recur_single(
-    corrects: bool, tokens: Recurrence, matrices: jax.Array, tiles: Tiles, out: jax.Array
+    corrects: bool, tokens: Recurrence, matrices: jax.Array, tiles: Tiles
 ) -> tuple[jax.Array, jax.Array]:
-    """The tokens that are alone in their slots, all at once."""
+    """A `RecurSingle` in plain jnp: all rows at once."""
     count = tiles.num_single
     is_single = tiles.lengths[:count] > 0
     slots = jnp.where(is_single, tiles.slots[:count], len(matrices))  # padding is left out
     is_new = (tiles.starts[:count] <= 0) | ~is_single
     old = jnp.where(is_new[:, None, None, None, None], 0.0, matrices[jnp.minimum(slots, len(matrices) - 1)])
     new, found = _updated(corrects, old, Recurrence(*(array[:count] for array in tokens)))
-    out = out.at[:count].set(jnp.where(is_single[:, None, None, None], found, out[:count]))
+    out = jnp.zeros(tokens.v.shape, jnp.float32)
+    out = out.at[:count].set(jnp.where(is_single[:, None, None, None], found, 0.0))
     return out, matrices.at[slots].set(new, mode="drop", unique_indices=True)
 
 

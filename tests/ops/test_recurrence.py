@@ -1,5 +1,6 @@
 """The recurrence of a step's tokens, in any cut and beside any others, against the definition token by token."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -7,17 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from quire.ops.gpu.recurrence import recur_single
 from quire.ops.native import library
 from quire.ops.native import recurrence as native
 from quire.ops.pages import TILE, Tiles
-from quire.ops.recurrence import PLAIN, Recurrence, RecurrentKernels, RecurrentOps, recur_one_by_one
+from quire.ops.recurrence import PLAIN, Recurrence, RecurrentKernels, RecurrentOps, recur_in_tiles, recur_one_by_one
 from quire.ops.slot_access import slot_access
 
 Array = np.ndarray[Any, Any]
 
 TOKENS, TILES = 112, 9
 SLOTS, HEADS, GROUP, KEYS, VALUES, TAPS, CHANNELS = 5, 2, 3, 8, 12, 4, 7
-KERNELS: dict[str, RecurrentKernels] = {"plain": PLAIN}
+interpreted = partial(recur_single, interpret=jax.default_backend() != "gpu")
+KERNELS: dict[str, RecurrentKernels] = {
+    "plain": PLAIN,
+    "gpu": PLAIN._replace(recur=partial(recur_in_tiles, recur_single=interpreted)),
+}
 if library.load():
     KERNELS["native"] = native.NATIVE
 # The lengths of the chunks of some steps: singles first, by slot.

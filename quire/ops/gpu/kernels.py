@@ -25,11 +25,15 @@ from quire.ops.gpu.filter_cuts import filter_cuts
 from quire.ops.gpu.latent_attention import IN_LITTLE_MEMORY, latent_attention
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import prefill_attention
+from quire.ops.gpu.recurrence import convolve_single, recur_single
 from quire.ops.heads import Heads
 from quire.ops.norms import Norms
 from quire.ops.pages import KVWriteTargets, Pages, Segments, Tiles
+from quire.ops.recurrence import Recurrence, RecurrentKernels, recur_in_tiles
+from quire.ops.recurrence import convolve as plainly_convolved
 from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
 from quire.ops.rounded_rows import Activation, CodeProduct, RoundedRows, RoundingOps, ScaledSums, Sums, gated_values
+from quire.ops.slot_access import SlotAccess
 from quire.ops.step_attention import Kernels
 from quire.ops.tiled_attention import tiled_attention
 
@@ -208,6 +212,20 @@ def choose_experts(
     return choose(scores, chosen, shares, is_real)
 
 
+@jax.jit
+def convolve(
+    x: jax.Array, weight: jax.Array, bias: jax.Array | None, inputs: jax.Array, access: SlotAccess
+) -> tuple[jax.Array, jax.Array]:
+    """In one launch where all tokens are single, and the layer has a state."""
+    is_single = access.tiles.num_single == len(access.tiles) == len(x) and inputs.shape[1] > 0
+    return (convolve_single if is_single else plainly_convolved)(x, weight, bias, inputs, access)
+
+
+@partial(jax.jit, static_argnums=0)
+def recur(corrects: bool, tokens: Recurrence, matrices: jax.Array, access: SlotAccess) -> tuple[jax.Array, jax.Array]:
+    return recur_in_tiles(corrects, tokens, matrices, access, recur_single)
+
+
 GPU = Kernels(
     place,
     attend,
@@ -217,6 +235,7 @@ GPU = Kernels(
     decode_norms=Norms(add_rms=add_rms_norm),
     filter_cuts=filter_cuts,
     adapter_product=adapter_product,
+    recurrent=RecurrentKernels(convolve, recur),
     attend_latent=attend_latent,
     experts=kernels_of(expert_product, choose_experts),
     rounding=RoundingOps(round_rows, add_rms_norm_rounded, gate),
