@@ -28,7 +28,10 @@ from quire.ops.gpu.kernels import GPU, attend
 from quire.ops.heads import Heads
 from quire.ops.kernels import kernels_for
 from quire.ops.pages import TILE, CodedPages, KVWriteTargets, PageAccess, SharedPrefixes, Tiles
+from quire.ops.recurrence import Recurrence
+from quire.ops.recurrent_spec import RecurrentSpec
 from quire.ops.rounded_rows import RoundingOps, ScaledSums, scaled
+from quire.ops.slot_access import SlotAccess
 from quire.ops.step_attention import step_attention
 
 SPECS = {
@@ -445,3 +448,38 @@ def test_four_bit_products_of_few_rows_are_translated(rows: int, group: int, has
             traced = run.trace(jnp.zeros((rows, inputs), dtype), direct(weight, is_alone=is_alone))
             text = traced.lower(lowering_platforms=("cuda",)).as_text()
         assert text.count("stablehlo.custom_call") == is_alone
+
+
+RECURRENT = {
+    "qwen3-next": RecurrentSpec(16, 2, 128, 128, 512, 4, corrects=True),
+    "granite-4.0": RecurrentSpec(1, 128, 128, 64, 8448, 4, corrects=False),
+    "odd sizes": RecurrentSpec(3, 5, 80, 72, 520, 2, corrects=True),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize(("num_single", "num_tiles"), [(8, 8), (8, 10), (0, 4)], ids=["decodes", "mixed", "prompt"])
+def test_single_tokens_of_recurrent_layers_are_translated(name: str, dtype: str, num_single: int, num_tiles: int) -> None:
+    """Of steps with decodes alone nothing else moves states. XLA has the tokens of prompts, beside decodes too."""
+    spec, tokens = RECURRENT[name], num_single + (num_tiles - num_single) * TILE
+    heads = tokens, spec.key_heads
+    shapes = [(*heads, spec.key_dim)] * 2 + [(*heads, spec.group, spec.value_dim)] + [(*heads, spec.group)] * 2
+    matrices = jnp.zeros((9, spec.key_heads, spec.group, spec.key_dim, spec.value_dim))
+    inputs = jnp.zeros((9, spec.taps - 1, spec.key_heads, spec.channels), dtype)
+    x, weight = jnp.zeros((*heads, spec.channels), dtype), jnp.zeros((spec.key_heads, spec.channels, spec.taps), dtype)
+    each, of_tokens = jnp.zeros(num_tiles, jnp.int32), jnp.zeros(tokens, jnp.int32)
+    access = SlotAccess(of_tokens, of_tokens, of_tokens, each, Tiles(each, each, each, each, num_single))
+
+    def run(tokens: Recurrence, matrices: jax.Array, x: jax.Array, inputs: jax.Array, access: SlotAccess) -> Any:
+        convolved = GPU.recurrent.convolve(x, weight, weight[:, :, 0], inputs, access)
+        return convolved, GPU.recurrent.recur(spec.corrects, tokens, matrices, access)
+
+    with on_an_h200():
+        traced = jax.jit(run).trace(Recurrence(*map(jnp.zeros, shapes)), matrices, x, inputs, access)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    decodes_only = num_single == num_tiles
+    assert text.count('name = "recur_single"') == (num_single > 0)
+    assert text.count('name = "convolve_single"') == decodes_only
+    for work in ("gather", "scatter", "while"):
+        assert (f"stablehlo.{work}" in text) == (not decodes_only)
