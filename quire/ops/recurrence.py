@@ -158,9 +158,7 @@ def _updated(corrects: bool, matrices: jax.Array, token: Recurrence) -> tuple[ja
     return matrices, jnp.sum(matrices * q, axis=-2)
 
 
-def _recur_single(
-    corrects: bool, tokens: Recurrence, matrices: jax.Array, tiles: Tiles
-) -> tuple[jax.Array, jax.Array]:
+def _recur_single(corrects: bool, tokens: Recurrence, matrices: jax.Array, tiles: Tiles) -> tuple[jax.Array, jax.Array]:
     """A `RecurSingle` in plain jnp: all rows at once."""
     count = tiles.num_single
     is_single = tiles.lengths[:count] > 0

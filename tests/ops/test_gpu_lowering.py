@@ -460,7 +460,7 @@ RECURRENT = {
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", RECURRENT)
 @pytest.mark.parametrize(("num_single", "num_tiles"), [(8, 8), (8, 10), (0, 4)], ids=["decodes", "mixed", "prompt"])
-def test_single_tokens_of_recurrent_layers_are_translated(name: str, dtype: str, num_single: int, num_tiles: int) -> None:
+def test_recurrent_layers_are_translated(name: str, dtype: str, num_single: int, num_tiles: int) -> None:
     """Of steps with decodes alone nothing else moves states. XLA has the tokens of prompts, beside decodes too."""
     spec, tokens = RECURRENT[name], num_single + (num_tiles - num_single) * TILE
     heads = tokens, spec.key_heads
