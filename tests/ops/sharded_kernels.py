@@ -15,14 +15,17 @@ from quire.ops.gpu.context_list import Cut
 from quire.ops.gpu.kernels import latent_by
 from quire.ops.gpu.latent_attention import latent_attention
 from quire.ops.gpu.place_heads import place_heads
+from quire.ops.gpu.recurrence import recur_single
 from quire.ops.heads import HeadNorm, Heads
 from quire.ops.kernels import NATIVE
 from quire.ops.norms import Norms
 from quire.ops.pages import CodedPages, PageAccess, Pages, Tiles, coded, write_targets
+from quire.ops.recurrence import recur_in_tiles
 from quire.ops.rotation import Rotation
 from quire.ops.sharded_kernels import sharded
 from quire.ops.step_attention import PLAIN, Kernels, step_attention
 from quire.sharding import PAGE_AXES, PAGE_SCALE_AXES, sharding, tensor_mesh
+from tests.ops.test_gpu_recurrence import access_of, check_state, drawn, kept
 from tests.ops.test_tiled_attention import interpreted
 
 PAGE_SIZE, HEAD_DIM, NUM_PAGES = 4, 8, 13
@@ -101,6 +104,20 @@ def main() -> None:
     np.testing.assert_allclose(norms.rms(x, weight, 1e-6, 1.0), PLAIN.norms.rms(x, weight, 1e-6, 1.0), rtol=1e-6)
     check_sampling(mesh)
     check_latents(mesh)
+    check_recurrence(mesh)
+
+
+def check_recurrence(mesh: Mesh) -> None:
+    """Of decodes and padding; each device has the matrices of one key head."""
+    shape, rows = (8, 2, 4, 6), ([3, 9, 1], [5, -1, 0])
+    tokens, access, before = drawn(3, *shape), access_of(*rows), kept(*rows, *shape)
+    recur = partial(recur_in_tiles, recur_single=partial(recur_single, interpret=True))
+    kernels = sharded(PLAIN._replace(recurrent=PLAIN.recurrent._replace(recur=recur)), mesh)
+    out, matrices = jax.jit(partial(kernels.recurrent.recur, True))(tokens, jnp.asarray(before), access)
+    assert matrices.sharding.shard_shape(matrices.shape) == (10, 1, 2, 4, 6)
+    expected, right = PLAIN.recurrent.recur(True, tokens, jnp.asarray(before), access)
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+    check_state(matrices, right, before, *rows)
 
 
 def check_latents(mesh: Mesh) -> None:

@@ -81,25 +81,24 @@ def _recur(
     key, column = jnp.arange(power_of_two(key_dim)), pl.program_id(0) * block + jnp.arange(block)
     is_key = None if len(key) == key_dim else key < key_dim
     is_column = None if value_dim % block == 0 else column < value_dim
-    at_value = row, key_head, of_group, column
+    at_head, at_value = (row, key_head, of_group), (row, key_head, of_group, column)
+    # All is loaded before anything waits for something else: of few rows, that is what takes the time.
+    slot, start, length = (ref[row] for ref in (slots_ref, starts_ref, lengths_ref))
+    q, k = (load_masked(ref, (row, key_head, key), is_key) for ref in (q_ref, k_ref))
+    value, factor, rate = load_masked(v_ref, at_value, is_column), factors_ref[at_head], rates_ref[at_head]
 
-    @pl.when(lengths_ref[row] > 0)
+    @pl.when(length > 0)
     def _() -> None:
-        at = slots_ref[row], key_head, of_group, key[:, None], column[None, :]
+        at = slot, key_head, of_group, key[:, None], column[None, :]
         is_there = jnp.broadcast_to(_both(is_key, is_column), (len(key), block))
-        is_old = is_there & (starts_ref[row] > 0)  # a sequence begins with zeros, whatever its slot holds
-        matrix = plgpu.load(before_ref.at[at], mask=is_old, other=0.0)
-        k, q = (load_masked(ref, (row, key_head, key), is_key)[:, None] for ref in (k_ref, q_ref))
-        value = load_masked(v_ref, at_value, is_column)
-        factor, rate = (ref[row, key_head, of_group] for ref in (factors_ref, rates_ref))
-        matrix = matrix * factor
-        if corrects:
-            value = value - (matrix * k).sum(axis=0)
-        matrix = matrix + k * (value * rate)[None, :]
+        # A sequence begins with zeros, whatever its slot holds.
+        matrix = plgpu.load(before_ref.at[at], mask=is_there & (start > 0), other=0.0) * factor
+        taken = (matrix * k[:, None]).sum(axis=0) if corrects else 0.0
+        matrix = matrix + k[:, None] * ((value - taken) * rate)[None, :]
         plgpu.store(matrices_ref.at[at], matrix, mask=is_there)
-        plgpu.store(out_ref.at[at_value], (matrix * q).sum(axis=0), mask=is_column)
+        plgpu.store(out_ref.at[at_value], (matrix * q[:, None]).sum(axis=0), mask=is_column)
 
-    @pl.when(lengths_ref[row] <= 0)
+    @pl.when(length <= 0)
     def _() -> None:
         plgpu.store(out_ref.at[at_value], jnp.zeros(block, jnp.float32), mask=is_column)
 
@@ -143,29 +142,25 @@ def _convolve(
 ) -> None:
     *bias_refs, before_ref, out_ref, inputs_ref = refs
     row, head = pl.program_id(2), pl.program_id(1)
-    channel = pl.program_id(0) * block + jnp.arange(block)
-    is_channel, slot, kept = channel < x_ref.shape[2], slots_ref[row], inputs_ref.shape[1]
+    channel, kept = pl.program_id(0) * block + jnp.arange(block), inputs_ref.shape[1]
+    is_channel = channel < x_ref.shape[2]
+    load = partial(plgpu.load, mask=is_channel, other=0.0)
+    slot, start, length = (ref[row] for ref in (slots_ref, starts_ref, lengths_ref))
+    x = load(x_ref.at[row, head, channel])
+    weights = [load(weight_ref.at[head, channel, tap]).astype(jnp.float32) for tap in range(kept + 1)]
+    biases = [load(ref.at[head, channel]).astype(jnp.float32) for ref in bias_refs]  # one, or none
 
-    @pl.when(lengths_ref[row] > 0)
+    @pl.when(length > 0)
     def _() -> None:
-        x = plgpu.load(x_ref.at[row, head, channel], mask=is_channel, other=0.0)
-        is_old = is_channel & (starts_ref[row] > 0)
+        is_old = is_channel & (start > 0)
         inputs = [plgpu.load(before_ref.at[slot, at, head, channel], mask=is_old, other=0.0) for at in range(kept)]
-        inputs.append(x.astype(inputs_ref.dtype))
-        out = x.astype(jnp.float32) * _load_tap(weight_ref, head, channel, is_channel, kept)
+        out = x.astype(jnp.float32) * weights[kept]
         for at in reversed(range(kept)):
-            out += inputs[at].astype(jnp.float32) * _load_tap(weight_ref, head, channel, is_channel, at)
-        for bias_ref in bias_refs:
-            out += plgpu.load(bias_ref.at[head, channel], mask=is_channel, other=0.0).astype(jnp.float32)
-        for at in range(kept):
-            plgpu.store(inputs_ref.at[slot, at, head, channel], inputs[at + 1], mask=is_channel)
-        plgpu.store(out_ref.at[row, head, channel], out, mask=is_channel)
+            out += inputs[at].astype(jnp.float32) * weights[at]
+        for at, new in enumerate([*inputs[1:], x.astype(inputs_ref.dtype)]):
+            plgpu.store(inputs_ref.at[slot, at, head, channel], new, mask=is_channel)
+        plgpu.store(out_ref.at[row, head, channel], sum(biases, out), mask=is_channel)
 
-    @pl.when(lengths_ref[row] <= 0)
+    @pl.when(length <= 0)
     def _() -> None:
         plgpu.store(out_ref.at[row, head, channel], jnp.zeros(block, jnp.float32), mask=is_channel)
-
-
-def _load_tap(weight_ref: Any, head: Any, channel: jax.Array, is_channel: jax.Array, tap: int) -> jax.Array:
-    found: jax.Array = plgpu.load(weight_ref.at[head, channel, tap], mask=is_channel, other=0.0)
-    return found.astype(jnp.float32)
