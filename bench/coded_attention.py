@@ -1,9 +1,10 @@
 """Attention of decodes over a cache of eight bits on this GPU, beside that over bfloat16, for several ways to cut it.
 
-    python bench/coded_attention.py [--tilings 32,2,3 64,4,3] [--parts 64 256] [--only e4m3] [--cases 8x300]
+    python bench/coded_attention.py [--tilings 32,2,3 64,4,3] [--parts 64 256] [--only e4m3] [--cases 8x300 64x100-900]
 
 Times are those of the kernels on the device, by their profile: of attention, and of what puts its parts together. Bytes
-are those of the keys and values that must be read. Without tilings and parts, they are those of a step.
+are those of the keys and values that must be read. Without tilings and parts, they are those of a step. On Hopper GPUs
+codes are read by `coded_decodes`, too.
 """
 
 import argparse
@@ -20,7 +21,11 @@ import numpy as np
 from device_time import kernels as device_kernels
 from gpu_kernels import SPEC, paged, queries
 
-from quire.ops.gpu.decode_attention import Tiling, decode_attention
+from quire.executor.compute_capability import compute_capability
+from quire.ops.gpu.decode_attention import MAX_PARTS, Tiling, decode_attention
+from quire.ops.gpu.decode_items import PARTS, part_of
+from quire.ops.gpu.kernels import HOPPER
+from quire.ops.gpu.parts import combine_parts
 from quire.ops.pages import CodedPages, Pages, Tiles, coded
 
 CASES = ["8x300", "64x300", "256x300", "16x8000"]  # rows and positions
@@ -53,6 +58,21 @@ def pages_of(plain: Pages, name: str) -> Pages:
     return CodedPages(k, v, *(jnp.swapaxes(scales, 1, 2) for scales in (k_scales, v_scales)))
 
 
+def contexts_of(case: str) -> tuple[int, np.ndarray[Any, Any]]:
+    """Rows, and how many positions each has; of a range, by chance."""
+    rows, length = case.split("x")
+    least, _, most = length.partition("-")
+    return int(rows), np.random.default_rng(0).integers(int(least), int(most or least) + 1, int(rows))
+
+
+def on_hopper(part: int, q: jax.Array, pages: CodedPages, table: jax.Array, tiles: Tiles) -> jax.Array:
+    from quire.ops.gpu.coded_decodes import coded_decodes
+
+    part = part or part_of(SPEC, q, pages, len(tiles)) or PARTS[-1][1]
+    out, counts, parts = coded_decodes(SPEC, q, pages, table, tiles, part, MAX_PARTS)
+    return combine_parts(out, counts, parts)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", nargs="+", default=["bfloat16", "e4m3"])
@@ -61,18 +81,21 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=CASES)
     options = parser.parse_args()
     for case in options.cases:
-        rows, length = map(int, case.split("x"))
-        plain, table = paged(np.full(rows, length))
-        tiles = Tiles.single(jnp.arange(rows), jnp.full(rows, length - 1, jnp.int32))
+        rows, lengths = contexts_of(case)
+        plain, table = paged(lengths)
+        tiles = Tiles.single(jnp.arange(rows), jnp.asarray(lengths - 1, jnp.int32))
         for name, tiling, part in itertools.product(options.only, options.tilings, options.parts):
             pages = pages_of(plain, name)
-            num_bytes = rows * length * SPEC.kv_heads * SPEC.head_dim * 2 * pages[0].dtype.itemsize
+            num_bytes = int(lengths.sum()) * SPEC.kv_heads * SPEC.head_dim * 2 * pages[0].dtype.itemsize
             chosen = Tiling(*map(int, tiling.split(","))) if tiling else None
-            attend = partial(decode_attention, SPEC, tiling=chosen, part=part or None)
-            given = queries(rows), pages, table, tiles
-            alone, combining = kernels_us(attend, *given, kernels=["decode_attention", "combine_parts"])
-            speed = f"{alone:.1f} µs, {num_bytes / alone / 1e6:.2f} TB/s; parts together {combining:.1f} µs"
-            print(f"{case}, {name}, {tiling or 'chosen'}, parts {part or 'chosen'}: {speed}", flush=True)
+            ways = {"decode_attention": partial(decode_attention, SPEC, tiling=chosen, part=part or None)}
+            if name != "bfloat16" and compute_capability(jax.devices()[0]) == HOPPER:
+                ways["coded_decodes"] = partial(on_hopper, part)
+            for kernel, attend in ways.items():
+                given = queries(rows), pages, table, tiles
+                alone, combining = kernels_us(attend, *given, kernels=[kernel, "combine_parts"])
+                speed = f"{alone:.1f} µs, {num_bytes / alone / 1e6:.2f} TB/s; parts together {combining:.1f} µs"
+                print(f"{case}, {name}, {kernel}, {tiling or 'chosen'}, {part or 'chosen'}: {speed}", flush=True)
 
 
 if __name__ == "__main__":

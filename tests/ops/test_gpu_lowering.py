@@ -70,6 +70,23 @@ def test_attention_is_translated(name: str, dtype: str, num_single: int, num_til
     assert text.count("stablehlo.custom_call") == num_kernels
 
 
+@pytest.mark.skipif(not gpu_kernels.HAS_MOSAIC, reason="this JAX has other kernels for it")
+@pytest.mark.parametrize("code_dtype", ["float8_e4m3fn", "int8"])
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_decodes_over_codes_are_translated_for_hopper(code_dtype: str, page_size: int) -> None:
+    spec, rows = SPECS["groups of 4"], 256
+    codes = jnp.zeros((4, page_size, spec.kv_heads, spec.head_dim), code_dtype)
+    scales = jnp.zeros((4, spec.kv_heads, page_size), jnp.bfloat16)
+    q = jnp.zeros((rows, spec.kv_heads, spec.group, spec.head_dim), jnp.bfloat16)
+    given = q, CodedPages(codes, codes, scales, scales), jnp.zeros((rows, 40), jnp.int32)
+    tiles = Tiles.single(jnp.arange(rows), jnp.zeros(rows, jnp.int32))
+    with on_an_h200():
+        traced = jax.jit(partial(gpu_kernels.attend_on_hopper, spec)).trace(*given, tiles)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("@mosaic_gpu") == 1
+    assert "decode_attention" not in text
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", ["groups of 4", "window, sinks"])
 def test_kernels_with_one_order_are_translated(name: str, dtype: str) -> None:

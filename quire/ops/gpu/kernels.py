@@ -19,16 +19,18 @@ from quire.ops.expert_product import Gate, kernels_of
 from quire.ops.gpu import add_norm as sum_and_norm
 from quire.ops.gpu import expert_choice, rounded_rows
 from quire.ops.gpu.adapter_product import add_products
-from quire.ops.gpu.decode_attention import decode_attention
+from quire.ops.gpu.decode_attention import MAX_PARTS, decode_attention
+from quire.ops.gpu.decode_items import part_of
 from quire.ops.gpu.expert_product import expert_product
 from quire.ops.gpu.filter_cuts import filter_cuts
 from quire.ops.gpu.latent_attention import IN_LITTLE_MEMORY, latent_attention
+from quire.ops.gpu.parts import combine_parts
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import prefill_attention
 from quire.ops.gpu.recurrence import convolve_single, recur_single
 from quire.ops.heads import Heads
 from quire.ops.norms import Norms
-from quire.ops.pages import KVWriteTargets, Pages, Segments, Tiles
+from quire.ops.pages import CodedPages, KVWriteTargets, Pages, Segments, Tiles
 from quire.ops.recurrence import Recurrence, RecurrentKernels, recur_in_tiles
 from quire.ops.recurrence import convolve as plainly_convolved
 from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
@@ -43,8 +45,10 @@ Given = ParamSpec("Given")
 Made = TypeVar("Made")
 
 # Several sequences after each other are not among what JAX documents, and before 0.11 it reads groups of queries wrong.
+# And before 0.11 Mosaic lacks what attention over codes needs.
 packed_attention: Any = None
-if tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11):
+HAS_MOSAIC = tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11)
+if HAS_MOSAIC:
     try:
         from jax._src.cudnn import fused_attention_stablehlo as packed_attention
     except ImportError:
@@ -60,8 +64,8 @@ def place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[jax.Arra
     return place_heads(heads, pages, targets)
 
 
-@partial(jax.jit, static_argnums=0)
-def attend(
+def attend_by(
+    decode: Callable[..., jax.Array],
     spec: AttentionSpec,
     q: jax.Array,
     pages: Pages,
@@ -69,11 +73,34 @@ def attend(
     tiles: Tiles,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
+    """By a kernel for the single tokens, and by one for the others."""
     single = tiles.num_single
-    out = decode_attention(spec, q, pages, page_table, tiles.part(0, single), sinks) if single else None
+    out = decode(spec, q, pages, page_table, tiles.part(0, single), sinks) if single else None
     if out is not None and single == len(tiles):
         return out
     return prefill_attention(spec, q, pages, page_table, tiles.part(single, len(tiles)), out, sinks)
+
+
+def decode_on_hopper(
+    spec: AttentionSpec,
+    q: jax.Array,
+    pages: Pages,
+    page_table: jax.Array,
+    tiles: Tiles,
+    sinks: jax.Array | None = None,
+) -> jax.Array:
+    part = part_of(spec, q, pages, len(tiles)) if tiles.shared is None else None
+    if part is None or not HAS_MOSAIC:
+        return decode_attention(spec, q, pages, page_table, tiles, sinks)
+    from quire.ops.gpu.coded_decodes import coded_decodes  # loading Mosaic takes a third of a second
+
+    assert isinstance(pages, CodedPages)
+    out, counts, parts = coded_decodes(spec, q, pages, page_table, tiles, part, MAX_PARTS)
+    return combine_parts(out, counts, parts)
+
+
+attend = jax.jit(partial(attend_by, decode_attention), static_argnums=0)
+attend_on_hopper = jax.jit(partial(attend_by, decode_on_hopper), static_argnums=0)
 
 
 @cache
@@ -282,7 +309,7 @@ def gpu_kernels(computes: float | None) -> Kernels:
     """The kernels for a compute capability; None is unknown."""
     kernels = GPU_WITHOUT_FP8 if lacks_fp8(computes) else GPU
     if computes == HOPPER:
-        kernels = kernels._replace(rounding=ROUNDING_ON_HOPPER)
+        kernels = kernels._replace(attend=attend_on_hopper, rounding=ROUNDING_ON_HOPPER)
     if computes is None or computes in MUCH_SHARED_MEMORY:
         return kernels
     return kernels._replace(attend_latent=attend_latent_in_little_memory if computes >= 8.0 else plain_latent_attention)

@@ -1,0 +1,90 @@
+"""The list of work of decodes over pages of eight bits."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.ops.attention_spec import AttentionSpec
+from quire.ops.gpu.decode_items import PARTS, items_of, part_of
+from quire.ops.pages import Tiles
+
+SPEC = AttentionSpec(8, 4, 128, 0.088)
+
+
+def tiles_of(lengths: list[int]) -> Tiles:
+    """Single tokens whose contexts are so long; 0 is padding."""
+    return Tiles.single(jnp.arange(len(lengths)) + 3, jnp.asarray(lengths, jnp.int32) - 1)
+
+
+@given(st.lists(st.integers(0, 700), min_size=1, max_size=12), st.sampled_from([64, 128]), st.sampled_from([1, 2, 16]))
+def test_every_position_is_in_one_item(lengths: list[int], part: int, max_parts: int) -> None:
+    items = items_of(tiles_of(lengths), part, max_parts)
+    (count,) = items.length.tolist()
+    listed = items.fields[:count].tolist()
+    seen = {(token, position) for token, _, first, last, _ in listed for position in range(first, last)}
+    assert seen == {(token, position) for token, length in enumerate(lengths) for position in range(length)}
+    assert sum(last - first for _, _, first, last, _ in listed) == sum(lengths)
+    assert all(slot == token + 3 for token, slot, *_ in listed)
+    for token, length in enumerate(lengths):
+        own = sorted((first, which) for its_token, _, first, _, which in listed if its_token == token)
+        assert (
+            len(own)
+            == items.parts[token]
+            == min(-(-length // (part * -(-length // (part * max_parts)) or 1)), max_parts)
+        )
+        assert [which for _, which in own] == ([-1] if len(own) == 1 else list(range(len(own))))
+
+
+def test_the_longest_items_come_first() -> None:
+    items = items_of(tiles_of([100, 0, 130, 64, 300, 7, 100]), 64, 16)
+    fields = np.asarray(items.fields[: int(items.length[0])])
+    sizes = (fields[:, 3] - fields[:, 2]).tolist()
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes.count(64) == 1 + 2 + 1 + 4 + 1
+
+
+def test_parts_of_a_context_do_not_depend_on_others() -> None:
+    alone, among = items_of(tiles_of([300]), 64, 16), items_of(tiles_of([9, 700, 300, 0]), 64, 16)
+    fields = np.asarray(among.fields[: int(among.length[0])])
+    own = fields[fields[:, 0] == 2][:, 2:]
+    np.testing.assert_array_equal(own, np.asarray(alone.fields[: int(alone.length[0])])[:, 2:])
+
+
+def pages_like(dtype: str = "float8_e4m3fn", page_size: int = 32, heads: int = 8, size: int = 128) -> Any:
+    codes, scales = jnp.zeros((2, page_size, heads, size), dtype), jnp.zeros((2, heads, page_size), jnp.bfloat16)
+    return codes, codes, scales, scales
+
+
+def queries_like(rows: int, dtype: str = "bfloat16", heads: int = 8, group: int = 4, size: int = 128) -> Any:
+    return jnp.zeros((rows, heads, group, size), dtype)
+
+
+def test_it_is_for_many_rows_over_codes() -> None:
+    assert part_of(SPEC, queries_like(64), pages_like(), 64) == PARTS[0][1]
+    assert part_of(SPEC, queries_like(64), pages_like("int8"), 64) == PARTS[0][1]
+    assert part_of(SPEC, queries_like(64), pages_like(), 1) is None
+    assert part_of(SPEC, queries_like(64), pages_like("bfloat16")[:2], 64) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "q", "pages"),
+    [
+        (AttentionSpec(8, 4, 128, 0.088, window=100), {}, {}),
+        (AttentionSpec(8, 4, 128, 0.088, chunk=100), {}, {}),
+        (AttentionSpec(8, 4, 128, 0.088, softcap=20.0), {}, {}),
+        (AttentionSpec(8, 4, 128, 0.088, has_sinks=True), {}, {}),
+        (SPEC, {"dtype": "float32"}, {}),
+        (SPEC, {"dtype": "float16"}, {}),
+        (SPEC, {"group": 9}, {}),
+        (SPEC, {"size": 64}, {"size": 64}),
+        (SPEC, {}, {"page_size": 24}),
+        (SPEC, {}, {"page_size": 128}),
+        (SPEC, {}, {"page_size": 4}),
+    ],
+)
+def test_it_is_not_for_everything(spec: AttentionSpec, q: dict[str, Any], pages: dict[str, Any]) -> None:
+    assert part_of(spec, queries_like(256, **q), pages_like(**pages), 256) is None
