@@ -65,10 +65,10 @@ def add_step(
         mask = is_there[:, None] if inputs % STEP == 0 else is_there[:, None] & (at < inputs)[None, :]
         mask = jnp.broadcast_to(mask, (len(token), GROUP))
         some = plgpu.load(x_ref.at[token[:, None], choice[:, None], at[None, :]], mask=mask, other=0.0)
-        for side in range(len(sides)):
-            exponents = (factors[side] >> 8 * place) & 255
-            numbers = _widened(elements[side], exponents, place, some.dtype, exact)
-            sums[side] = sums[side] + product(numbers, some, 1)
+        for at_side, its_factors in enumerate(factors):
+            exponents = (its_factors >> 8 * place) & 255
+            numbers = _widened(elements[at_side], exponents, place, some.dtype, exact)
+            sums[at_side] = sums[at_side] + product(numbers, some, 1)
     return sums
 
 
