@@ -37,11 +37,10 @@ def add_visits_norm(
     x: jax.Array, out: VisitSums, weight: jax.Array, eps: float, offset: float, *, interpret: bool = False
 ) -> tuple[jax.Array, jax.Array]:
     """As in quire.ops.norms."""
-    tokens, size = x.shape
     operands = x, out.visits, out.shares, weight
     total, normal = pl.pallas_call(
         partial(_add_visits_norm, eps, offset),
-        grid=(tokens,),
+        grid=(len(x),),
         in_specs=[whole(operand) for operand in operands],
         out_specs=[whole(x), whole(x)],
         out_shape=[array(x.shape, x.dtype)] * 2,
