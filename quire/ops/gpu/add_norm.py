@@ -44,7 +44,8 @@ def add_visits_norm(
         in_specs=[whole(operand) for operand in operands],
         out_specs=[whole(x), whole(x)],
         out_shape=[array(x.shape, x.dtype)] * 2,
-        compiler_params=plgpu.CompilerParams(num_warps=8, num_stages=1),
+        # With more threads, more of what experts gave is on its way at a time.
+        compiler_params=plgpu.CompilerParams(num_warps=16, num_stages=1),
         interpret=interpret,
         name="add_visits_norm",
     )(*operands)
