@@ -10,18 +10,17 @@ beside them what XLA takes for eight rows, sums of parts included, and the norm 
 """
 
 import argparse
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from device_time import kernels as device_kernels
+from device_time import profiled
 from few_expert_rows import CALLS, device_us
 from gpu_experts import BYTES_A_SECOND, DTYPE
 from jax.experimental import pallas as pl
@@ -147,12 +146,13 @@ def xla(outputs: int, inputs: int, has_norm: bool) -> str:
         return jnp.einsum("ti,oi->to", row, matrix, preferred_element_type=DTYPE)
 
     jax.block_until_ready(run(matrices[0]))  # type: ignore[no-untyped-call]
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder):
-            for matrix in matrices:
-                jax.block_until_ready(run(matrix))  # type: ignore[no-untyped-call]
-        (path,) = Path(folder).rglob("*.xplane.pb")
-        events = device_kernels(jax.profiler.ProfileData.from_file(str(path)))
+
+    def all_calls() -> float:
+        for matrix in matrices:
+            jax.block_until_ready(run(matrix))  # type: ignore[no-untyped-call]
+        return 0.0
+
+    events = device_kernels(profiled(all_calls)[1])
     names = dict.fromkeys(event.name for event in events)
     times = {name: np.median([one.ended_ns - one.begun_ns for one in events if one.name == name]) for name in names}
     return ", ".join(f"{name[:30]} {ns / 1e3:.2f}" for name, ns in times.items())
