@@ -19,7 +19,8 @@ from quire.models.projection import code_dtype, lookup, matmul
 from quire.models.rope import Rope
 from quire.models.temperature import QueryTemperature
 from quire.ops.rotation import Rotation
-from quire.ops.rounded_rows import Rows, Sums, scaled, values
+from quire.ops.rounded_rows import BlockOutput, Rows, scaled, values
+from quire.ops.visit_sums import VisitSums
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,11 @@ class DecoderLayer:
         self,
         weights: ParamTree,
         x: jax.Array,
-        out: Sums | None,
+        out: BlockOutput | None,
         rotation: Rotation | None,
         state: Any,
         ops: PlatformOps,
-    ) -> tuple[jax.Array, Sums, Any]:
+    ) -> tuple[jax.Array, BlockOutput, Any]:
         """x, the output of this layer, and its state. `out` is the output of the layer before.
 
         Outputs are added to x one block later, so that a platform can fuse the sum with the norm that follows it.
@@ -75,7 +76,9 @@ class DecoderLayer:
         out = self.feed_forward(weights["feed_forward"], normal, ops)
         return x, self._finished(out, self.after_feed_forward, weights.get("after_feed_forward"), ops), state
 
-    def _finished(self, out: Sums, norm: Norm | None, weights: ParamTree | None, ops: PlatformOps) -> Sums:
+    def _finished(
+        self, out: BlockOutput, norm: Norm | None, weights: ParamTree | None, ops: PlatformOps
+    ) -> BlockOutput:
         """The output of a block as it is added to x."""
         if norm is not None and weights is not None:
             out = norm(weights, scaled(out), ops.norms)
@@ -189,7 +192,7 @@ def _normal_sum(
     norm: Norm | None,
     weights: ParamTree | None,
     x: jax.Array,
-    out: Sums | None,
+    out: BlockOutput | None,
     ops: PlatformOps,
     code_dtype: Any | None = None,
 ) -> tuple[jax.Array, Rows]:
@@ -198,8 +201,9 @@ def _normal_sum(
         x = x if out is None else x + scaled(out)
         return x, x if code_dtype is None else ops.rounding.rows(x, code_dtype)
     if code_dtype is not None:
-        return norm.rounded_of_sum(weights, x, out, ops.norms, ops.rounding, code_dtype)
-    return (x, norm(weights, x, ops.norms)) if out is None else norm.of_sum(weights, x, scaled(out), ops.norms)
+        addend = scaled(out) if isinstance(out, VisitSums) else out
+        return norm.rounded_of_sum(weights, x, addend, ops.norms, ops.rounding, code_dtype)
+    return (x, norm(weights, x, ops.norms)) if out is None else norm.of_sum(weights, x, out, ops.norms)
 
 
 def computation(part: Any) -> Any:

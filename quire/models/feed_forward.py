@@ -24,14 +24,14 @@ from quire.models.projection import (
 from quire.models.routing import Router
 from quire.ops.adapters import AdaptedWeight, JoinedStack
 from quire.ops.coded import Coded
-from quire.ops.expert_product import ExpertKernels
 from quire.ops.four_bit_experts import FourBitExperts
 from quire.ops.gates import ClampedGate, PlainGate, tanh_gelu
 from quire.ops.grouped_product import ragged_product
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import Grouped, Packed, gated_grouped_product, gated_product, grouped_product
-from quire.ops.rounded_rows import Rows, Sums, gated_values, scaled, values
+from quire.ops.rounded_rows import BlockOutput, Rows, Sums, gated_values, scaled, values
 from quire.ops.rounding import rounded
+from quire.ops.visit_sums import VisitSums
 
 Activation = Callable[[jax.Array], jax.Array]
 
@@ -57,7 +57,7 @@ def read_activation(fields: Fields, name: str = "hidden_act", default: str = "si
 class FeedForward(Protocol):
     def params(self) -> ParamTree: ...
 
-    def __call__(self, weights: ParamTree, x: Rows, ops: PlatformOps) -> Sums: ...
+    def __call__(self, weights: ParamTree, x: Rows, ops: PlatformOps) -> BlockOutput: ...
 
     def for_devices(self, num_devices: int) -> Self:
         """The same function with weights that so many devices can share."""
@@ -160,12 +160,12 @@ class Experts:
             down_bias=self.down_bias,
         )
 
-    def __call__(self, weights: ParamTree, x: Rows, ops: PlatformOps) -> jax.Array:
+    def __call__(self, weights: ParamTree, x: Rows, ops: PlatformOps) -> jax.Array | VisitSums:
         x = values(x)
         # Padding visits no expert that the first token does not, so none is read for it.
         share, expert = self.router(weights["router"], x, ops.experts.choose, ops.is_real)
-        if (out := self._by_kernels(weights, x, share, expert, ops.experts)) is not None:
-            return out
+        if (found := self._by_kernels(weights, x, share, expert, ops)) is not None:
+            return found
         tokens, chosen = expert.shape
         num_experts, *parts, embed = self.gate_up.shape
         if ops.is_real is not None:  # and here it visits none: its rows are behind all others
@@ -192,10 +192,10 @@ class Experts:
         return jnp.zeros((tokens, embed), jnp.float32).at[order // chosen].add(outputs).astype(x.dtype)
 
     def _by_kernels(
-        self, weights: ParamTree, x: jax.Array, share: jax.Array, expert: jax.Array, kernels: ExpertKernels
-    ) -> jax.Array | None:
+        self, weights: ParamTree, x: jax.Array, share: jax.Array, expert: jax.Array, ops: PlatformOps
+    ) -> jax.Array | VisitSums | None:
         """By the platform's kernels, if it has some for these weights. Tokens stay in their order."""
-        inputs = x[:, None]
+        inputs, kernels = x[:, None], ops.experts
         if self.scales_inputs:
             inputs = (inputs.astype(jnp.float32) * share[:, :, None]).astype(x.dtype)
         gate = gate_of(self.activation)
@@ -203,7 +203,12 @@ class Experts:
         if active is None:
             return None
         shares = None if self.scales_inputs else share
-        out = kernels.total(active, expert, shares, weights["down"], weights.get("down_bias"))
+        down, bias = weights["down"], weights.get("down_bias")
+        if shares is not None and ops.norms.add_visits_rms is not None:
+            visits = kernels.product(active, expert, down, bias)
+            if visits is not None:
+                return VisitSums(visits, shares, x.dtype)
+        out = kernels.total(active, expert, shares, down, bias)
         return None if out is None else out.astype(x.dtype)
 
     def for_devices(self, num_devices: int) -> "Experts":
@@ -231,7 +236,7 @@ class SharedExperts:
         if self.gate is not None:
             share = jax.nn.sigmoid(matmul(x, weights["gate"], 1))
             shared = rounded((shared.astype(jnp.float32) * share).astype(x.dtype))
-        return self.experts(weights["experts"], x, ops) + shared
+        return scaled(self.experts(weights["experts"], x, ops)) + shared
 
     def for_devices(self, num_devices: int) -> "SharedExperts":
         experts, shared = self.experts.for_devices(num_devices), self.shared.for_devices(num_devices)

@@ -11,7 +11,8 @@ import numpy as np
 from quire.models.params import Array, Param, ParamTree, Tensor
 from quire.ops.heads import HeadNorm
 from quire.ops.norms import Norms
-from quire.ops.rounded_rows import RoundedRows, RoundingOps, Sums, plain_sum
+from quire.ops.rounded_rows import BlockOutput, RoundedRows, RoundingOps, Sums, plain_sum, scaled
+from quire.ops.visit_sums import VisitSums
 
 
 class Norm(Protocol):
@@ -19,7 +20,7 @@ class Norm(Protocol):
 
     def __call__(self, weights: ParamTree, x: jax.Array, norms: Norms) -> jax.Array: ...
 
-    def of_sum(self, weights: ParamTree, x: jax.Array, out: jax.Array, norms: Norms) -> tuple[jax.Array, jax.Array]:
+    def of_sum(self, weights: ParamTree, x: jax.Array, out: BlockOutput, norms: Norms) -> tuple[jax.Array, jax.Array]:
         """x + out, and its norm."""
 
     def rounded_of_sum(
@@ -43,8 +44,10 @@ class RMSNorm:
     def __call__(self, weights: ParamTree, x: jax.Array, norms: Norms) -> jax.Array:
         return norms.rms(x, weights["weight"], self.eps, self.offset)
 
-    def of_sum(self, weights: ParamTree, x: jax.Array, out: jax.Array, norms: Norms) -> tuple[jax.Array, jax.Array]:
-        return norms.add_rms(x, out, weights["weight"], self.eps, self.offset)
+    def of_sum(self, weights: ParamTree, x: jax.Array, out: BlockOutput, norms: Norms) -> tuple[jax.Array, jax.Array]:
+        if isinstance(out, VisitSums) and norms.add_visits_rms is not None:
+            return norms.add_visits_rms(x, out, weights["weight"], self.eps, self.offset)
+        return norms.add_rms(x, scaled(out), weights["weight"], self.eps, self.offset)
 
     def rounded_of_sum(
         self, weights: ParamTree, x: jax.Array, out: Sums | None, norms: Norms, rounding: RoundingOps, code_dtype: Any
@@ -143,8 +146,8 @@ class LayerNorm:
         weight = weights["weight"]
         return norms.layer(x, weight, weights["bias"] if self.biased else jnp.zeros_like(weight), self.eps)
 
-    def of_sum(self, weights: ParamTree, x: jax.Array, out: jax.Array, norms: Norms) -> tuple[jax.Array, jax.Array]:
-        total = x + out
+    def of_sum(self, weights: ParamTree, x: jax.Array, out: BlockOutput, norms: Norms) -> tuple[jax.Array, jax.Array]:
+        total = x + scaled(out)
         return total, self(weights, total, norms)
 
     def rounded_of_sum(

@@ -6,11 +6,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from quire.ops.visit_sums import VisitSums
+
 # (x, weight, eps, offset) -> x over the root mean square of as many of its last axes as the weight has, times
 # `offset + weight`.
 RMSNormOp = Callable[[jax.Array, jax.Array, float, float], jax.Array]
 # (x, addend, weight, eps, offset) -> x + addend, both [t, d], and the RMS norm of that sum.
 AddRMSNormOp = Callable[[jax.Array, jax.Array, jax.Array, float, float], tuple[jax.Array, jax.Array]]
+# The same of the sums of experts.
+AddVisitsNormOp = Callable[[jax.Array, VisitSums, jax.Array, float, float], tuple[jax.Array, jax.Array]]
 # (x, weight, bias, eps) -> x [t, d] less its mean, over its standard deviation, times the weight, plus the bias.
 LayerNormOp = Callable[[jax.Array, jax.Array, jax.Array, float], jax.Array]
 
@@ -45,6 +49,7 @@ class Norms(NamedTuple):
     rms: RMSNormOp = rms_norm
     add_rms: AddRMSNormOp = add_rms_norm
     layer: LayerNormOp = layer_norm
+    add_visits_rms: AddVisitsNormOp | None = None  # None: the outputs of experts are added up before
 
 
 PLAIN = Norms()

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from quire.ops.norms import rms_norm
+from quire.ops.visit_sums import VisitSums
 
 LARGEST_FLOAT8 = 448.0
 HALF_OF_INT8 = 127.5  # of all its codes, -128 among them
@@ -65,15 +66,16 @@ class ScaledSums:
 
 Rows = jax.Array | RoundedRows
 Sums = jax.Array | ScaledSums
+BlockOutput = Sums | VisitSums
 
 
 def values(rows: Rows) -> jax.Array:
     return rows.values if isinstance(rows, RoundedRows) else rows
 
 
-def scaled(sums: Sums) -> jax.Array:
+def scaled(sums: BlockOutput) -> jax.Array:
     """The numbers in the model's type."""
-    return sums.numbers().astype(sums.dtype) if isinstance(sums, ScaledSums) else sums
+    return sums if isinstance(sums, jax.Array) else sums.numbers().astype(sums.dtype)
 
 
 def row_reach(rows: jax.Array) -> jax.Array:

@@ -40,8 +40,8 @@ def sharded(kernels: Kernels, mesh: Mesh) -> Kernels:
         attend=_sharded_attend(kernels.attend, devices),
         attend_latent=_sharded_attend(kernels.attend_latent, devices),
         attend_fresh=_sharded_attend_fresh(kernels.attend_fresh, devices),
-        norms=Norms(*(devices.on_whole_arrays(norm) for norm in kernels.norms)),
-        decode_norms=Norms(*(devices.on_whole_arrays(norm) for norm in kernels.decode_norms)),
+        norms=_whole_norms(kernels.norms, devices),
+        decode_norms=_whole_norms(kernels.decode_norms, devices),
         adapter_product=add_products,  # plain: the compiler partitions it
         experts=sharded_experts(kernels.experts, mesh),
         rounding=PLAIN_ROUNDING,  # the same
@@ -90,6 +90,12 @@ def _whole_highest(kernel: Highest, devices: _Devices) -> Highest:
         return devices.on_whole_arrays(kernel)(values, num_rows)  # type: ignore[no-any-return]
 
     return highest
+
+
+def _whole_norms(norms: Norms, devices: _Devices) -> Norms:
+    """The outputs of experts are added up across devices before."""
+    whole = devices.on_whole_arrays
+    return Norms(whole(norms.rms), whole(norms.add_rms), whole(norms.layer))
 
 
 def _sharded_place(kernel: Callable[..., Any], devices: _Devices) -> Callable[..., Any]:

@@ -18,7 +18,11 @@ from quire.ops.coded import Coded, Rounding
 from quire.ops.expert_product import NONE, Gate, kernels_of
 from quire.ops.four_bit_experts import FourBitExperts
 from quire.ops.gates import ClampedGate, PlainGate
-from quire.ops.gpu.expert_product import expert_product, tiles_of
+from quire.ops.gpu.add_norm import add_visits_norm
+from quire.ops.gpu.expert_product import ExpertBlocks, expert_product, tiles_of
+from quire.ops.norms import Norms, add_rms_norm
+from quire.ops.rounded_rows import scaled
+from quire.ops.visit_sums import VisitSums
 from tests.gpu.test_kernels import INTERPRET, check, each_dtype
 from tests.models.cases import CASES
 
@@ -32,7 +36,7 @@ SIZES = {
     "many tokens of few experts": (300, 4, 2, 144, 72),
 }
 GATES: dict[str, Gate | None] = {"none": None, "silu": PlainGate(jax.nn.silu), "clamped": ClampedGate(1.702, 7.0)}
-product = jax.jit(partial(expert_product, interpret=INTERPRET), static_argnames="gate")
+product = jax.jit(partial(expert_product, interpret=INTERPRET), static_argnames=("gate", "blocks"))
 
 
 def choices(tokens: int, num_experts: int, chosen: int) -> np.ndarray[Any, Any]:
@@ -69,6 +73,40 @@ def test_visits_are_multiplied_by_their_experts(name: str, gate: str, dtype: str
         found = product(x, jnp.asarray(expert), weight, bias, gate=GATES[gate])
         assert found.dtype == (dtype if is_gated else jnp.float32)
         check(found, plain(x, expert, weight, bias, GATES[gate]), dtype)
+
+
+@pytest.mark.parametrize("kind", ["float", "fp8", "mxfp4"])
+@pytest.mark.parametrize("name", ["one token", "few tokens, fewer visits than experts"])
+def test_gates_and_ups_may_be_one_block(name: str, kind: str) -> None:
+    """The sums are the same: bits do not depend on it."""
+    tokens, num_experts, chosen, outputs, inputs = SIZES[name]
+    expert, x = jnp.asarray(choices(tokens, num_experts, chosen)), numbers((tokens, 1, inputs), "bfloat16", 1) * 8
+    shape = num_experts, 1, 2, outputs, inputs
+    weight = numbers(shape, "bfloat16", 2) if kind == "float" else for_one(coded_weight(kind, shape))
+    bias = numbers(shape[:-1], "bfloat16", 3)
+    blocks = ExpertBlocks(16, 32, 128 if kind == "mxfp4" else 32, 2, 3, is_of_steps=kind == "mxfp4")
+    run = partial(product, x, expert, weight, bias, gate=GATES["clamped"])
+    one, two = (run(blocks=blocks._replace(joins_parts=joins)) for joins in (False, True))
+    np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize(("tokens", "num_experts", "chosen"), [(8, 32, 4), (8, 128, 8)])
+def test_a_lone_row_among_padding_visits_its_experts(tokens: int, num_experts: int, chosen: int) -> None:
+    """Tiles are visits here, of which only those of the first token are the first of their expert."""
+    expert = np.broadcast_to(choices(1, num_experts, chosen)[::-1], (tokens, chosen))
+    x, weight = numbers((tokens, chosen, 64), "float32", 1), numbers((num_experts, 32, 64), "float32", 2)
+    check(product(x, jnp.asarray(expert), weight), plain(x, expert, weight, None, None), "float32")
+
+
+@each_dtype
+@pytest.mark.parametrize(("tokens", "chosen", "size"), [(3, 8, 2048), (2, 4, 288), (1, 1, 96)])
+def test_a_norm_adds_up_what_experts_give(tokens: int, chosen: int, size: int, dtype: str) -> None:
+    x, weight = numbers((tokens, size), dtype, 1) * 8, numbers((size,), dtype, 2)
+    share = jnp.abs(numbers((tokens, chosen), "float32", 4))
+    out = VisitSums(numbers((tokens, chosen, size), "float32", 3) * 8, share, jnp.dtype(dtype))
+    found = jax.jit(partial(add_visits_norm, eps=1e-5, offset=0.0, interpret=INTERPRET))(x, out, weight)
+    for one, other in zip(found, add_rms_norm(x, scaled(out), weight, 1e-5, 0.0), strict=True):
+        check(one, other, dtype)
 
 
 def coded_weight(kind: str, shape: tuple[int, ...]) -> Coded:
@@ -160,11 +198,15 @@ def test_a_block_of_experts_gives_what_it_gives_without_the_kernel(name: str, at
     block, weights = model.blocks[at].feed_forward, random_weights(model, seed=0, dtype="bfloat16")["layers"][at]
     x = numbers((tokens, model.hidden_size), "bfloat16", 1) * 8
     run = jax.jit(block, static_argnums=2)
-    one, other = (
-        run(weights["feed_forward"], x, PlatformOps(whole_sequence, experts=way))
-        for way in (kernels_of(partial(expert_product, interpret=INTERPRET)), NONE)
+    kernels = kernels_of(partial(expert_product, interpret=INTERPRET))
+    later = Norms(add_visits_rms=partial(add_visits_norm, interpret=INTERPRET))
+    ways = (kernels, Norms()), (kernels, later), (NONE, Norms())
+    one, two, other = (
+        run(weights["feed_forward"], x, PlatformOps(whole_sequence, norms, experts=way)) for way, norms in ways
     )
     check(one, other, "bfloat16")
+    check(scaled(two), other, "bfloat16")
+    assert isinstance(two, VisitSums) == (name != "llama4")  # its shares are factors of inputs
 
 
 @pytest.mark.parametrize("rows", [16, 128])

@@ -13,10 +13,15 @@ import pytest
 
 from quire.models.channel_weights import channel_like, channel_weight
 from quire.models.checkpoint import direct
+from quire.models.context import PlatformOps
 from quire.models.feed_forward import ACTIVATIONS, grouped
+from quire.models.norm import RMSNorm
 from quire.models.params import Param, Tensor
 from quire.models.projection import project_sums
+from quire.models.random_weights import random_weights
+from quire.models.registry import build_model
 from quire.ops.adapters import AdapterStack, JoinedStack
+from quire.ops.attention import whole_sequence
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.coded import Coded, Rounding
 from quire.ops.expert_choice import Shares
@@ -33,6 +38,7 @@ from quire.ops.recurrent_spec import RecurrentSpec
 from quire.ops.rounded_rows import RoundingOps, ScaledSums, scaled
 from quire.ops.slot_access import SlotAccess
 from quire.ops.step_attention import step_attention
+from tests.models.cases import CASES
 
 SPECS = {
     "groups of 4": AttentionSpec(2, 4, 128, 0.088),
@@ -235,6 +241,26 @@ def test_products_of_experts_are_translated(sizes: tuple[int, int, int, int], to
     for work in ("while", "sort"):  # of XLA, beside the two kernels
         assert f"stablehlo.{work}" not in text
     assert ("stablehlo.scatter" in text) == (tokens > 64)
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_norms_of_decodes_add_up_what_experts_give(name: str) -> None:
+    """No launch of XLA is between the second product of experts and the norm after it."""
+    model = build_model(CASES[name])
+    block, weights = model.blocks[0].feed_forward, random_weights(model, seed=0, dtype="bfloat16")["layers"][0]
+    ops = PlatformOps(whole_sequence, GPU.decode_norms, experts=GPU.experts)
+    norm = RMSNorm("norm", model.hidden_size, 1e-5)
+
+    def run(weights: Any, x: jax.Array, scale: jax.Array) -> Any:
+        return norm.of_sum({"weight": scale}, x, block(weights, x, ops), ops.norms)
+
+    x = jnp.zeros((8, model.hidden_size), jnp.bfloat16)
+    with on_an_h200():
+        traced = jax.jit(run).trace(weights["feed_forward"], x, jnp.zeros(model.hidden_size, jnp.bfloat16))
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count('name = "add_visits_norm"') == 1
+    assert text.count('name = "expert_product"') == 2
+    assert "stablehlo.reduce" not in text
 
 
 @pytest.mark.parametrize("shares", Shares)

@@ -11,8 +11,10 @@ from jax.experimental.pallas import triton as plgpu
 from quire.ops.expert_choice import Shares
 from quire.ops.gpu.tiles import array, power_of_two, whole
 
-LOWEST = -3.0e38  # of scores: above what is not there or is chosen already, so that none is chosen twice
-MAX_CHOSEN = 16  # each takes two reductions
+LOWEST = -3.0e38  # of scores: above what is not there
+MAX_CHOSEN = 16
+RUN = 64  # scores that others are compared with at a time
+EACH = 32  # comparisons of a thread at a time
 
 
 def choose(
@@ -28,40 +30,54 @@ def choose(
         in_specs=[whole(operand) for operand in operands],
         out_specs=[whole(output) for output in outputs],
         out_shape=outputs,
-        compiler_params=plgpu.CompilerParams(num_warps=1, num_stages=1),
+        compiler_params=plgpu.CompilerParams(num_warps=_warps(scores.shape[1]), num_stages=1),
         interpret=interpret,
         name="choose_experts",
     )(*operands)
     return share, expert
 
 
+def _warps(count: int) -> int:
+    size = power_of_two(count)
+    return max(1, min(16, min(RUN, size) * size // (32 * EACH)))
+
+
 def _kernel(chosen: int, shares: Shares, scores_ref: Any, *refs: Any) -> None:
+    """A score's place is the number of those before it. That takes few steps, one after the other, where finding the
+    highest again and again takes many."""
     *real_refs, share_ref, expert_ref = refs
     row, count = pl.program_id(0), scores_ref.shape[1]
     source = row
     for real_ref in real_refs:
         source = jnp.where(real_ref[row] != 0, row, 0)
-    number, place = jnp.arange(power_of_two(count)), jnp.arange(power_of_two(chosen))
-    scores = plgpu.load(scores_ref.at[source, number], mask=number < count, other=0.0)
-    scores = jnp.where(scores > LOWEST, scores, LOWEST)  # what is no number too
-    left = jnp.where(number < count, scores, -jnp.inf)
-    best, expert = jnp.full(len(place), -jnp.inf), jnp.zeros(len(place), jnp.int32)
-    for turn in range(chosen):
-        highest = left.max(axis=0)
-        first = jnp.where(left == highest, number, count).min(axis=0)
-        left = jnp.where(number == first, -jnp.inf, left)
-        best, expert = jnp.where(place == turn, highest, best), jnp.where(place == turn, first, expert)
-    share = _shares(shares, best, scores, number < count)
-    plgpu.store(share_ref.at[row, place], share, mask=place < chosen)
-    plgpu.store(expert_ref.at[row, place], expert, mask=place < chosen)
+    size = power_of_two(count)
+    run = min(RUN, size)
+    number = jnp.arange(size)
+    scores = _load_scores(scores_ref, source, number)
+    place = jnp.zeros(size, jnp.int32)
+    for first in range(0, count, run):
+        other = first + jnp.arange(run)
+        others = _load_scores(scores_ref, source, other)[:, None]
+        is_before = (others > scores[None, :]) | ((others == scores[None, :]) & (other[:, None] < number[None, :]))
+        place = place + is_before.astype(jnp.int32).sum(axis=0)
+    is_chosen = place < chosen
+    share = _shares(shares, scores, is_chosen, number < count)
+    plgpu.store(share_ref.at[row, place], share, mask=is_chosen)
+    plgpu.store(expert_ref.at[row, place], number, mask=is_chosen)
 
 
-def _shares(shares: Shares, best: jax.Array, scores: jax.Array, is_there: jax.Array) -> jax.Array:
-    """Of the best scores, -inf behind the last of them; `scores` are all."""
+def _load_scores(scores_ref: Any, row: Any, number: jax.Array) -> jax.Array:
+    """Below all others where there is none. One that is no number is among the lowest."""
+    is_there = number < scores_ref.shape[1]
+    scores = plgpu.load(scores_ref.at[row, number], mask=is_there, other=0.0)
+    return jnp.where(is_there, jnp.where(scores > LOWEST, scores, LOWEST), -jnp.inf)
+
+
+def _shares(shares: Shares, scores: jax.Array, is_chosen: jax.Array, is_there: jax.Array) -> jax.Array:
+    """Of those that are chosen."""
     if shares is Shares.SCORES:
-        return best
+        return scores
     if shares is Shares.SIGMOIDS:
-        return 1.0 / (1.0 + jnp.exp(-best))
-    weights = jnp.exp(best - best.max(axis=0))
-    of_all = jnp.where(is_there, jnp.exp(scores - best.max(axis=0)), 0.0)
-    return weights / (of_all if shares is Shares.OF_ALL else weights).sum(axis=0)
+        return 1.0 / (1.0 + jnp.exp(-scores))
+    weights = jnp.exp(scores - scores.max(axis=0))
+    return weights / jnp.where(is_there if shares is Shares.OF_ALL else is_chosen, weights, 0.0).sum(axis=0)

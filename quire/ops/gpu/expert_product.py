@@ -18,6 +18,7 @@ from jax.experimental.pallas import triton as plgpu
 from quire.ops.expert_product import Gate, rounded_rows
 from quire.ops.four_bit_experts import STEP
 from quire.ops.gates import ClampedGate, PlainGate, tanh_gelu
+from quire.ops.gpu.expert_sides import Side, apart, sides_of
 from quire.ops.gpu.expert_weights import Form, arrays_of, form_of, load_rows, load_scales, load_weights
 from quire.ops.gpu.four_bit_steps import add_step, result
 from quire.ops.gpu.tiles import array, least_dot, power_of_two, product, whole
@@ -39,6 +40,7 @@ class ExpertBlocks(NamedTuple):
     warps: int
     stages: int
     is_of_steps: bool = False  # weights are widened in registers, which have the wide side
+    joins_parts: bool = False  # gates and ups are one block, so that twice as many warps share them; needs a wide side
 
     @property
     def is_turned(self) -> bool:
@@ -182,7 +184,7 @@ def _rows_of_few(rows: int, num_experts: int, chosen: int, expert_ref: Any) -> _
     token, choice = jnp.arange(rows)[:, None], jnp.arange(power_of_two(chosen))[None, :]
     choices = plgpu.load(expert_ref.at[token, choice], mask=(token < tokens) & (choice < chosen), other=-1)
     is_first = jnp.ones((), bool)
-    if tokens * chosen < num_experts:  # a tile is the first visit of its expert
+    if tokens * chosen <= num_experts:  # a tile is the first visit of its expert: the first token's begin at once
         expert = expert_ref[jax.lax.div(tile, chosen), jax.lax.rem(tile, chosen)]
         earlier = (choices == expert) & (token * chosen + choice < tile)
         is_first = earlier.astype(jnp.int32).max(axis=1).max(axis=0) == 0
@@ -208,22 +210,24 @@ def _kernel(
 ) -> None:
     (x_ref, *weight_refs), others, out_ref = refs[:num_matrices], refs[num_matrices:-1], refs[-1]
     rows = find(*others[num_biases:])
-    column = pl.program_id(0) * blocks.columns + jnp.arange(blocks.columns)
+    first = pl.program_id(0) * blocks.columns
+    column = first + jnp.arange(blocks.columns)
 
     def compute() -> None:
         parts, outputs = 1 if gate is None else 2, out_ref.shape[2]
         is_output = None if outputs % blocks.columns == 0 else column < outputs
-        own = rows, column, is_output, x_ref, weight_refs
-        sums = (_sums_of_steps if form.is_stepped else _sums)(blocks, form, parts, *own)
+        sides = sides_of(first, blocks.columns, outputs, parts, joins=parts > 1 and blocks.joins_parts)
+        add_up = _sums_of_steps if form.is_stepped else _sums
+        sums = apart(add_up(blocks, form, sides, rows, x_ref, weight_refs), parts)
         for part, bias_ref in pairs(range(parts), others[:num_biases]):
             where = bias_ref.at[rows.expert, part, column]
             bias = plgpu.load(where) if is_output is None else plgpu.load(where, mask=is_output, other=0.0)
             sums[part] = sums[part] + _by_column(blocks, bias.astype(jnp.float32))
         if gate is None:
-            (found,) = sums
+            (out,) = sums
         else:  # of numbers that are rounded as those that are written in between
-            found = gate(*(part.astype(form.dtype).astype(jnp.float32) for part in sums))
-        _store(blocks, rows, column, is_output, found, out_ref)
+            out = gate(*(part.astype(form.dtype).astype(jnp.float32) for part in sums))
+        _store(blocks, rows, column, is_output, out, out_ref)
 
     if x_ref.shape[0] == 1:  # a token visits all that it chooses
         compute()
@@ -232,23 +236,19 @@ def _kernel(
 
 
 def _sums(
-    blocks: ExpertBlocks,
-    form: Form,
-    parts: int,
-    rows: _Rows,
-    column: jax.Array,
-    is_output: jax.Array | None,
-    x_ref: Any,
-    weight_refs: Any,
+    blocks: ExpertBlocks, form: Form, sides: list[Side], rows: _Rows, x_ref: Any, weight_refs: Any
 ) -> list[jax.Array]:
-    """The products of a tile with the same block of outputs of each part: [rows, columns], or turned."""
+    """The products of a tile with each side: [rows, outputs], or turned."""
     width = weight_refs[0].shape[3]
     size = blocks.inputs // form.steps
     choice = jnp.minimum(rows.choice, x_ref.shape[1] - 1)  # rows may be the same for all choices
 
     def scaled(sums: list[jax.Array], first: Any) -> list[jax.Array]:
-        wheres = [(rows.expert, part, column) for part in range(parts)]
-        scales = [load_scales(form, weight_refs, where, first, is_output) for where in wheres]
+        wheres = [(rows.expert, side.part, side.column) for side in sides]
+        scales = [
+            load_scales(form, weight_refs, where, first, side.is_output)
+            for where, side in zip(wheres, sides, strict=True)
+        ]
         return [one if by is None else one * _by_column(blocks, by) for one, by in zip(sums, scales, strict=True)]
 
     def add(index: Any, sums: list[jax.Array]) -> list[jax.Array]:
@@ -257,12 +257,13 @@ def _sums(
         x_mask = rows.is_there[:, None] if real is None else rows.is_there[:, None] & real
         x_mask = jnp.broadcast_to(x_mask, (blocks.rows, size))
         some = load_rows(form, x_ref.at[rows.token[:, None], choice[:, None], at[None, :]], x_mask)
-        mask = real if is_output is None else is_output[:, None] if real is None else is_output[:, None] & real
-        mask = None if mask is None else jnp.broadcast_to(mask, (blocks.columns, size))
         found = []
-        for part in range(parts):
-            where = rows.expert, part, column
-            total = jnp.zeros_like(sums[part]) if form.scales_blocks else sums[part]
+        for side, sums_before in zip(sides, sums, strict=True):
+            is_output = side.is_output
+            mask = real if is_output is None else is_output[:, None] if real is None else is_output[:, None] & real
+            mask = None if mask is None else jnp.broadcast_to(mask, (side.num_outputs, size))
+            where = rows.expert, side.part, side.column
+            total = jnp.zeros_like(sums_before) if form.scales_blocks else sums_before
             for pair in zip(load_weights(form, weight_refs, where, index * size, size, mask), some, strict=True):
                 total = total + product(*(pair if blocks.is_turned else pair[::-1]), 1)
             found.append(total)
@@ -270,27 +271,22 @@ def _sums(
             return found
         return [total + one for total, one in zip(sums, scaled(found, index * blocks.inputs), strict=True)]
 
-    shape = (blocks.columns, blocks.rows) if blocks.is_turned else (blocks.rows, blocks.columns)
-    sums = [jnp.zeros(shape, jnp.float32) for _ in range(parts)]
+    def shape(side: Side) -> tuple[int, int]:
+        return (side.num_outputs, blocks.rows) if blocks.is_turned else (blocks.rows, side.num_outputs)
+
+    sums = [jnp.zeros(shape(side), jnp.float32) for side in sides]
     sums = list(jax.lax.fori_loop(0, -(-width // size), add, sums))
     return scaled(sums, 0) if form.is_scaled_once else sums
 
 
 def _sums_of_steps(
-    blocks: ExpertBlocks,
-    form: Form,
-    parts: int,
-    rows: _Rows,
-    column: jax.Array,
-    is_output: jax.Array | None,
-    x_ref: Any,
-    weight_refs: Any,
+    blocks: ExpertBlocks, form: Form, sides: list[Side], rows: _Rows, x_ref: Any, weight_refs: Any
 ) -> list[jax.Array]:
     """The same, turned, with the arrays of `FourBitExperts`."""
     choice = jnp.minimum(rows.choice, x_ref.shape[1] - 1)
     where, refs = (rows.expert, rows.token, choice, rows.is_there), (x_ref, *weight_refs)
-    own: Any = {"column": column, "is_output": is_output, "refs": refs, "exact": form.is_interpreted}
-    sums = [jnp.zeros((blocks.columns, blocks.rows), jnp.float32) for _ in range(parts)]
+    own: Any = {"sides": sides, "refs": refs, "exact": form.is_interpreted}
+    sums = [jnp.zeros((side.num_outputs, blocks.rows), jnp.float32) for side in sides]
     num_steps = weight_refs[0].shape[2]
     sums = list(jax.lax.fori_loop(0, num_steps, partial(add_step, where=where, **own), sums))
     return result(sums, form.dtype, form.is_interpreted)

@@ -123,9 +123,10 @@ def load_weights(
 ) -> list[jax.Array]:
     """The blocks [outputs, inputs] that those of `load_rows` meet, of `size` elements from `first` on.
 
-    `where`: expert, part, outputs [o].
+    `where`: expert, part or parts [o], outputs [o].
     """
     expert, part, column = where[0], where[1], where[2][:, None]
+    part = part[:, None] if isinstance(part, jax.Array) else part
     ref = refs[0].at[expert, part, column, (first + jnp.arange(size))[None, :]]
     is_integer = jnp.issubdtype(refs[0].dtype, jnp.integer)
     found = plgpu.load(ref) if mask is None else plgpu.load(ref, mask=mask, other=0 if is_integer else 0.0)

@@ -10,6 +10,7 @@ from jax.experimental.pallas import triton as plgpu
 from quire.ops.coded import float_scales, four_bit_floats
 from quire.ops.four_bit_experts import GROUP, PLACES, STEP, code_at
 from quire.ops.four_bits import TILE
+from quire.ops.gpu.expert_sides import Side
 from quire.ops.gpu.tiles import array, product
 
 # Two codes of a place as bfloat16, times a power of two. The bits of a code are a bfloat16 that is 2 ** 126 too small,
@@ -37,38 +38,37 @@ _BIAS = 126 - _LESS  # of exponents, which count from 127 too
 
 
 def add_step(
-    step: Any, sums: list[jax.Array], where: tuple[Any, ...], column: jax.Array, is_output: Any, refs: Any, exact: bool
+    step: Any, sums: list[jax.Array], where: tuple[Any, ...], sides: list[Side], refs: Any, exact: bool
 ) -> list[jax.Array]:
-    """The sums [outputs, rows] of each part with those of a step; all are `result` in the end.
+    """The sums [outputs, rows] of each side with those of a step; all are `result` in the end.
 
     `where`: the expert, and the tokens, choices and presence of rows. `exact`: by plain operations.
     """
     expert, token, choice, is_there = where
     x_ref, codes_ref, factors_ref = refs
-    inputs, parts = x_ref.shape[2], range(len(sums))
-    outputs = factors_ref.shape[2] // len(sums)
+    inputs = x_ref.shape[2]
 
-    def load(ref: Any, *sizes: int) -> jax.Array:
+    def load(ref: Any, is_output: jax.Array | None, *sizes: int) -> jax.Array:
         if is_output is None:
             return plgpu.load(ref)
-        mask = jnp.broadcast_to(is_output.reshape(-1, *[1] * len(sizes)), (len(column), *sizes))
+        mask = jnp.broadcast_to(is_output.reshape(-1, *[1] * len(sizes)), (len(is_output), *sizes))
         return plgpu.load(ref, mask=mask, other=0)
 
     elements, factors = [], []
-    for part in parts:
-        output = part * outputs + column
-        tile, of_tile = jax.lax.div(output, TILE)[:, None], jax.lax.rem(output, TILE)[:, None]
-        elements.append(load(codes_ref.at[expert, tile, step, of_tile, jnp.arange(GROUP)[None, :]], GROUP))
-        factors.append(load(factors_ref.at[expert, step, output]))
+    for side in sides:
+        tile, of_tile = jax.lax.div(side.row, TILE)[:, None], jax.lax.rem(side.row, TILE)[:, None]
+        where_is = codes_ref.at[expert, tile, step, of_tile, jnp.arange(GROUP)[None, :]]
+        elements.append(load(where_is, side.is_output, GROUP))
+        factors.append(load(factors_ref.at[expert, step, side.row], side.is_output))
     for place in range(PLACES):
         at = step * STEP + place * GROUP + jnp.arange(GROUP)
         mask = is_there[:, None] if inputs % STEP == 0 else is_there[:, None] & (at < inputs)[None, :]
         mask = jnp.broadcast_to(mask, (len(token), GROUP))
         some = plgpu.load(x_ref.at[token[:, None], choice[:, None], at[None, :]], mask=mask, other=0.0)
-        for part in parts:
-            exponents = (factors[part] >> 8 * place) & 255
-            numbers = _widened(elements[part], exponents, place, some.dtype, exact)
-            sums[part] = sums[part] + product(numbers, some, 1)
+        for at_side, its_factors in enumerate(factors):
+            exponents = (its_factors >> 8 * place) & 255
+            numbers = _widened(elements[at_side], exponents, place, some.dtype, exact)
+            sums[at_side] = sums[at_side] + product(numbers, some, 1)
     return sums
 
 

@@ -38,6 +38,7 @@ from quire.ops.rounded_rows import Activation, CodeProduct, RoundedRows, Roundin
 from quire.ops.slot_access import SlotAccess
 from quire.ops.step_attention import Kernels
 from quire.ops.tiled_attention import tiled_attention
+from quire.ops.visit_sums import VisitSums
 
 log = logging.getLogger(__name__)
 
@@ -180,6 +181,13 @@ def add_rms_norm(
     return sum_and_norm.add_norm(x, out, weight, eps, offset)
 
 
+@partial(jax.jit, static_argnums=(3, 4))
+def add_visits_rms_norm(
+    x: jax.Array, out: VisitSums, weight: jax.Array, eps: float, offset: float
+) -> tuple[jax.Array, jax.Array]:
+    return sum_and_norm.add_visits_norm(x, out, weight, eps, offset)
+
+
 @partial(jax.jit, static_argnames="gated")
 def adapter_product(out: jax.Array, x: jax.Array, rows: jax.Array, stack: Stack, *, gated: bool = False) -> jax.Array:
     return add_products(out, x, rows, stack, gated=gated)
@@ -259,7 +267,7 @@ GPU = Kernels(
     attend_fresh,
     MAX_FRESH_SEQUENCES if packed_attention is not None else 1,
     # Large products add to what is there themselves, which a kernel after them would read and write again.
-    decode_norms=Norms(add_rms=add_rms_norm),
+    decode_norms=Norms(add_rms=add_rms_norm, add_visits_rms=add_visits_rms_norm),
     filter_cuts=filter_cuts,
     adapter_product=adapter_product,
     recurrent=RecurrentKernels(convolve, recur),
