@@ -18,7 +18,8 @@ SHARE = 0.1  # of the time of steps that first runs in their midst may take
 
 class FirstRuns:
     """The programs that have run. A server runs the others while it is idle; beside requests one is used for the first
-    time only when that takes a small share of the time since the last. Owned by the engine's thread."""
+    time only when that takes a small share of the time since the last, and when it would have saved as much. Owned by
+    the engine's thread."""
 
     def __init__(self, shapes: Shapes, clock: Callable[[], float] = time.monotonic) -> None:
         self.done: set[Key] = set()
@@ -30,6 +31,12 @@ class FirstRuns:
     def may_be(self) -> bool:
         """True if a step may use a program that has not run."""
         return self._clock() >= self._next_s
+
+    def usable(self, keys: frozenset[Key], is_worth: Callable[[Key], bool]) -> frozenset[Key]:
+        """The programs that a step may use: those that have run and, when the next first run may be, those that are
+        worth one."""
+        ran = keys & self.done
+        return ran.union(filter(is_worth, keys - ran)) if self.may_be else ran
 
     def timed(self, key: Key, program: Callable[..., Any]) -> Callable[..., Any]:
         """A program that is about to run for the first time, in a step."""
