@@ -1,28 +1,28 @@
 """An engine that was built, and the programs that it still needs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from quire.core.step_budget import StepBudget
+from quire.core.scheduler import Scheduler
 from quire.engine.deployment import Deployment
 from quire.engine.engine import Engine
 from quire.engine.observer import Observer, Step
 from quire.executor.executor import JaxExecutor
-from quire.executor.programs import Programs
 
 
 class StepSizes(Observer):
     """Lets the scheduler cut prompts for the programs that there are. Owned by the engine thread."""
 
-    def __init__(self, budget: StepBudget, programs: Programs) -> None:
-        self._budget = budget
-        self._programs = programs
+    def __init__(self, scheduler: Scheduler, sizes: Callable[[], tuple[int, ...]]) -> None:
+        """`sizes`: the tokens of steps that prompts are cut for at the moment."""
+        self._budget = scheduler.budget
+        self._sizes = sizes
 
     def step_ended(self, step: Step) -> None:
         self.update()
 
     def update(self) -> None:
-        self._budget.step_sizes = self._programs.step_sizes
+        self._budget.step_sizes = self._sizes()
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Built:
         """Compile the programs, telling the share done. Afterwards the scheduler knows the good sizes of steps. Where
         it is left off, the rest is done while the engine is idle, and prompts are cut for the programs that there
         are."""
-        sizes = StepSizes(self.engine.scheduler.budget, self.executor.programs)
+        sizes = StepSizes(self.engine.scheduler, lambda: self.executor.programs.step_sizes)
         self.engine.observe(sizes)
 
         def warm_up_more() -> float | None:

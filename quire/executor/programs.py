@@ -164,8 +164,8 @@ class Programs:
     @property
     def step_sizes(self) -> tuple[int, ...]:
         """Tokens of the steps that prompts are cut for: those that the device is good at; on a GPU that serves before
-        they are timed, those of programs that have run. (): all are alike."""
-        return self._step_costs.sizes_among(self._runs.done) if self._demand.is_noted else self._good_sizes
+        they are timed, those of programs that steps may use. (): all are alike."""
+        return self._step_costs.sizes_among(self.table.keys) if self._demand.is_noted else self._good_sizes
 
     @property
     def can_begin_at_once(self) -> bool:

@@ -5,7 +5,7 @@ The libraries' products are uneven: on one GPU 768 tokens of an 8B model take as
 
 import logging
 import time
-from collections.abc import Callable, Container, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,12 +28,12 @@ class StepCosts:
         """`sizes`: tokens of the steps that prompts are cut for."""
         self._sizes = sizes
         self._seconds: dict[int, float] = {}
-        self._found: tuple[int, tuple[int, ...]] = (0, ())  # by `sizes_among`, of so many programs
+        self._found: tuple[frozenset[Key], tuple[int, ...]] = frozenset(), ()  # by `sizes_among`, the last time
 
-    def sizes_among(self, keys: Set[Key]) -> tuple[int, ...]:
-        """The sizes that have programs among these, which only become more."""
-        if len(keys) != self._found[0]:
-            self._found = len(keys), tuple(size for size in self._sizes if StepShape(size) in keys)
+    def sizes_among(self, keys: frozenset[Key]) -> tuple[int, ...]:
+        """The sizes that have programs among these."""
+        if keys is not self._found[0]:
+            self._found = keys, tuple(size for size in self._sizes if StepShape(size) in keys)
         return self._found[1]
 
     def next_size(self, made: Container[Key]) -> int | None:
