@@ -22,8 +22,8 @@ from simulated_load import H200_8B, TOKEN, arrivals, percentile
 from quire.core.limits import Limits
 from quire.core.plan import StepPlan, StepResult
 from quire.core.scheduler import Scheduler
-from quire.engine.built import StepSizes
 from quire.engine.engine import Engine
+from quire.engine.step_sizes import StepSizes
 from quire.engine.step_time import StepLoad
 from quire.executor.first_runs import FirstRuns
 from quire.executor.ladder import StepShape

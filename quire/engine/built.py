@@ -1,28 +1,12 @@
 """An engine that was built, and the programs that it still needs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quire.core.scheduler import Scheduler
 from quire.engine.deployment import Deployment
 from quire.engine.engine import Engine
-from quire.engine.observer import Observer, Step
+from quire.engine.step_sizes import StepSizes
 from quire.executor.executor import JaxExecutor
-
-
-class StepSizes(Observer):
-    """Lets the scheduler cut prompts for the programs that there are. Owned by the engine thread."""
-
-    def __init__(self, scheduler: Scheduler, sizes: Callable[[], tuple[int, ...]]) -> None:
-        """`sizes`: the tokens of steps that prompts are cut for at the moment."""
-        self._budget = scheduler.budget
-        self._sizes = sizes
-
-    def step_ended(self, step: Step) -> None:
-        self.update()
-
-    def update(self) -> None:
-        self._budget.step_sizes = self._sizes()
 
 
 @dataclass(frozen=True)

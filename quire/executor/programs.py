@@ -70,6 +70,7 @@ class Programs:
         self._made: dict[Key, Any] = {}
         self._compiling: dict[Key, Future[Any]] = {}
         self._loading: set[Key] = set()  # those of them that are kept on disk
+        self._kept: frozenset[Key] = frozenset()  # on disk before any was made: nothing is timed to load them
         self._batches: list[list[Key]] = []  # that the table does not have yet
         self._complete: frozenset[Key] = frozenset()  # programs of batches that are complete
         self._runs = FirstRuns(shapes)
@@ -114,12 +115,13 @@ class Programs:
         if self._ahead:
             return
         self._ahead = True
+        keys = [key for batch in self.order.batches for key in batch]
+        self._kept = frozenset(filter(self.compiler.is_kept, keys))
         if self._processes is not None:
-            missing = set(self.order.for_processes) - self._made.keys() - self._compiling.keys()
-            wanted = {key for key in missing if not self._times(key) and not self.compiler.is_kept(key)}
+            missing = set(self.order.for_processes) - self._made.keys() - self._compiling.keys() - self._kept
+            wanted = {key for key in missing if not self._times(key)}
             # Those that wait for another are begun late.
             self._processes.want(wanted, {key for key in self.order.first if self._timed_for(key) is None})
-        keys = (key for batch in self.order.batches for key in batch)
         self._begin_missing(key for key in keys if not self._times(key) and self._timed_for(key) is None)
 
     def set_weights(self, weights: ParamTree, draft: Draft | None) -> None:
@@ -149,12 +151,12 @@ class Programs:
         return any(self._is_timed(key) and not future.done() for key, future in self._compiling.items())
 
     def _is_timed(self, key: Key) -> bool:
-        return key[0] == "decode" and self.compiler.times_decodes(size_of(key))
+        return key[0] == "decode" and key not in self._kept and self.compiler.times_decodes(size_of(key))
 
     def _times(self, key: Key) -> bool:
         """True if XLA times products of this program that no other has timed."""
         is_step = not key.decodes_only if isinstance(key, StepShape) else key[0] in OTHER_PRODUCTS
-        return self._is_timed(key) or (is_step and self.compiler.times_few(size_of(key)))
+        return self._is_timed(key) or (is_step and key not in self._kept and self.compiler.times_few(size_of(key)))
 
     def _timed_for(self, key: Key) -> Key | None:
         """The program that times the products of another one."""

@@ -2,8 +2,8 @@
 
 from quire.core.limits import Limits
 from quire.core.scheduler import Scheduler
-from quire.engine.built import StepSizes
 from quire.engine.engine import Engine
+from quire.engine.step_sizes import StepSizes
 from quire.request import Request
 from tests.fake_executor import FakeExecutor
 
