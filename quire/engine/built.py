@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from quire.engine.deployment import Deployment
 from quire.engine.engine import Engine
+from quire.engine.step_sizes import StepSizes
 from quire.executor.executor import JaxExecutor
 
 
@@ -16,13 +17,17 @@ class Built:
 
     def warm_up(self) -> Iterator[float]:
         """Compile the programs, telling the share done. Afterwards the scheduler knows the good sizes of steps. Where
-        it is left off, the rest is done while the engine is idle."""
-        self.engine.idle_work = self._warm_up_more
+        it is left off, the rest is done while the engine is idle, and prompts are cut for the programs that there
+        are."""
+        sizes = StepSizes(self.engine.scheduler, lambda: self.executor.programs.step_sizes)
+        self.engine.observe(sizes)
+
+        def warm_up_more() -> float | None:
+            wait_s = self.executor.warm_up_more()
+            sizes.update()
+            return wait_s
+
+        self.engine.idle_work = warm_up_more
         yield from self.executor.warm_up()
         self.engine.idle_work = None
-        self.engine.scheduler.budget.step_sizes = self.executor.programs.step_sizes
-
-    def _warm_up_more(self) -> float | None:
-        wait_s = self.executor.warm_up_more()
-        self.engine.scheduler.budget.step_sizes = self.executor.programs.step_sizes
-        return wait_s
+        sizes.update()

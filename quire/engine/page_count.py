@@ -1,14 +1,16 @@
 """Counts the pages that fit in addition to weights, steps and the state of slots."""
 
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from quire.engine.compiling import planned_weights, program_store
 from quire.engine.deployment import Deployment, with_host_pages
 from quire.engine.slot_state import with_snapshots
+from quire.executor.compiler import Compiler
+from quire.executor.ladder import StepShape
 from quire.executor.memory import largest_step_bytes
 from quire.executor.program_store import ProgramStore
-from quire.executor.programs import Programs
+from quire.executor.program_table import Key
 from quire.resolve import resolve_pages
 
 MEASURED_PAGES = 2  # pages are written in place, so their number does not matter to a step's memory
@@ -58,12 +60,14 @@ def with_measured_step(deployment: Deployment) -> Deployment:
 
 
 def measured_step_bytes(deployment: Deployment) -> int:
-    """The memory of the largest step, which is compiled for it."""
+    """The memory of the largest step besides weights and state, as the compiler lays it out."""
     (weights, draft), measured = planned_weights(deployment), _with_few_pages(deployment)
-    threads, store = deployment.resolved.compile_threads, program_store(measured)
-    programs = Programs(deployment.model, weights, measured.shapes, threads, deployment.mesh, store, draft=draft)
-    with closing(programs):
-        return programs.largest_step_bytes()
+    model, shapes, store = deployment.model, measured.shapes, program_store(measured)
+    compiler = Compiler(model, weights, shapes, deployment.mesh, store, draft)
+    keys: list[Key] = [StepShape(shapes.ladder.max_tokens), ("any", shapes.ladder.sample_sizes[-1])]
+    with ThreadPoolExecutor(min(len(keys), deployment.resolved.compile_threads)) as pool:
+        layouts = [program.memory_analysis() for program in pool.map(compiler.make, keys)]
+    return sum(int(layout.temp_size_in_bytes) for layout in layouts) + shapes.num_samples * model.hidden_size * 4
 
 
 def first_store(deployment: Deployment) -> ProgramStore:

@@ -113,14 +113,16 @@ class CompileProcesses:
         else:
             self.close()
 
-    def slow_down(self) -> None:
+    def slow_down(self) -> int:
         """From now on each process makes few programs at a time, and all of them may share few processors: the engine's
-        steps need some too."""
+        steps need some too. Returns the number of programs that all make at a time."""
+        most = PROCESSORS_OF_ONE * self._count
         with self._lock:
-            self._max_asked = PROCESSORS_OF_ONE * self._count
+            self._max_asked = most
             processes = list(self._processes)
         for one in processes if sys.platform == "linux" and self._shares_processors else ():
-            one.confine(PROCESSORS_OF_ONE * self._count)
+            one.confine(most)
+        return most
 
     def make(self, key: Key) -> bool:
         """Wait until a program is kept; False if it is not wanted, or not going to be kept."""

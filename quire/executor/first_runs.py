@@ -13,23 +13,33 @@ from quire.executor.step import State
 
 log = logging.getLogger(__name__)
 
-SHARE = 0.1  # of the time of steps that first runs in their midst may take
+SHARE = 0.1  # of the time of steps that first runs in their midst may take, if they save as much
+SELDOM_SHARE = 0.01  # and if they may not
 
 
 class FirstRuns:
     """The programs that have run. A server runs the others while it is idle; beside requests one is used for the first
-    time only when that takes a small share of the time since the last. Owned by the engine's thread."""
+    time only when that takes a small share of the time since the last, and a very small one if no steps have missed it.
+    Owned by the engine's thread."""
 
     def __init__(self, shapes: Shapes, clock: Callable[[], float] = time.monotonic) -> None:
         self.done: set[Key] = set()
         self._clock = clock
-        self._next_s = float("-inf")
+        self._next_s = self._next_seldom_s = float("-inf")
         self.rows = RowCheck(shapes)
 
     @property
     def may_be(self) -> bool:
-        """True if a step may use a program that has not run."""
+        """True if a step may use a program that has not run, and that steps have missed."""
         return self._clock() >= self._next_s
+
+    def usable(self, keys: frozenset[Key], is_worth: Callable[[Key], bool]) -> frozenset[Key]:
+        """The programs that a step may use: those that have run and, when the next first run may be, those that are
+        worth one; after a longer time, all."""
+        ran = keys & self.done
+        if not self.may_be:
+            return ran
+        return keys if self._clock() >= self._next_seldom_s else ran.union(filter(is_worth, keys - ran))
 
     def timed(self, key: Key, program: Callable[..., Any]) -> Callable[..., Any]:
         """A program that is about to run for the first time, in a step."""
@@ -40,7 +50,9 @@ class FirstRuns:
             took_s = self._clock() - begun_s
             log.debug("first run of %s, in a step: launched in %.0f ms", key, 1000 * took_s)
             self.done.add(key)
-            self._next_s = max(self._next_s, begun_s) + took_s / SHARE  # two programs of one step count as two
+            # Two programs of one step count as two.
+            self._next_s = max(self._next_s, begun_s) + took_s / SHARE
+            self._next_seldom_s = max(self._next_seldom_s, begun_s) + took_s / SELDOM_SHARE
             return result
 
         return run

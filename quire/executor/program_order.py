@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property
+from math import log
 from typing import get_args
 
 from quire.executor.fused_steps import MAX_VERIFIED, VERIFY
@@ -23,12 +24,20 @@ FORCE_SIZE = 64  # forced tokens that one call can place
 WAYS = get_args(SamplingWay)
 OTHER_PRODUCTS = (*WAYS, VERIFY)  # programs with products that are not those of decodes
 SOON_TOKENS = 1024  # of steps with prompts beside decodes, whose time is limited
+LATER_TOKENS = 2048  # of prompts alone in a step; longer ones are cut
+FREE_TOKENS = 128  # of steps that take a GPU hardly longer than reading the weights
 BATCH = 8  # programs that a table gains at a time
+# On a GPU: of programs by their kind; of all others, 3.
+TURNS = {"decode": 0, "burst": 0, VERIFY: 0, "start": 1, "copy": 1, SAVE: 1, LOAD: 1, "plain": 2, "filtered": 2}
 
 
 class ProgramOrder:
-    """A server begins with the `first`. They can run any plan, and are few, since everything waits for them; so short
-    prompts are padded to many tokens until the `early` are there. All others follow in batches."""
+    """A server begins with the `first`. They can run any plan, and are few, since everything waits for them.
+
+    On a CPU short prompts are padded to many tokens until the `early` are there; all others follow in batches, those
+    for fewer tokens first. On a GPU those come next that save the most padding under a common load, unless steps miss
+    others more (`program_demand.py`).
+    """
 
     def __init__(
         self, shapes: Shapes, host_kinds: Sequence[str] = (), page_bytes: int = 0, looks_up: bool = True
@@ -92,11 +101,46 @@ class ProgramOrder:
         rest += [(VERIFY, size) for size in self._verified]
         rest += [("shared", shape.tokens) for shape in self._ladder.shared]
         rest += [(way, size) for size in self._ladder.sample_sizes for way in self._ways]
-        before = {*self.first, *self.early}
-        rest = [key for key in dict.fromkeys([*rest, *self._ladder.all()]) if key not in before]
+        before = self.first if self._shapes.specialised else [*self.first, *self.early]
+        rest = [key for key in dict.fromkeys([*self.early, *rest, *self._ladder.all()]) if key not in before]
         if self._shapes.specialised:
-            rest.sort(key=_turn)
-        return [self.first, self.early, *(rest[begin : begin + BATCH] for begin in range(0, len(rest), BATCH))]
+            rest.sort(key=self._turn)
+        batches = [rest[begin : begin + BATCH] for begin in range(0, len(rest), BATCH)]
+        return [self.first, *batches] if self._shapes.specialised else [self.first, self.early, *batches]
+
+    def _turn(self, key: Key) -> tuple[int, int]:
+        """On a GPU: programs for decodes; for prompts beside them, and to begin several slots at once; for longer
+        prompts, and for decodes that ask for more than tokens; then the others, and last those for special cases."""
+        if not isinstance(key, StepShape):
+            return TURNS.get(key[0], 3), 0
+        if key.fresh_sequences or key.scores:
+            return 4, 0
+        place = self._by_padding.get(key.tokens, 0)
+        if key.decodes_only:
+            return 2, len(self._by_padding)
+        if FREE_TOKENS < key.tokens <= LATER_TOKENS:
+            return (1 if key.tokens <= SOON_TOKENS else 2), place
+        return 3, place
+
+    @cached_property
+    def _by_padding(self) -> dict[int, int]:
+        """The places of sizes in the order in which each saves the most padding beside the first and those before it,
+        if steps of any number of tokens come, as many in an octave as in another."""
+        there = {shape.tokens for shape in self._ladder.first() if not shape.decodes_only and not shape.scores}
+        left = set(self._ladder.padded_sizes) - there
+        places: dict[int, int] = {}
+
+        def saved(size: int) -> float:
+            above = min(one for one in there if one > size)
+            below = max((one for one in there if one < size), default=1)
+            return (above - size) * log(size / below) if size > FREE_TOKENS else 0.0
+
+        while left:
+            best = max(sorted(left), key=saved)
+            places[best] = len(places)
+            left.remove(best)
+            there.add(best)
+        return places
 
     @property
     def for_processes(self) -> list[Key]:
@@ -125,12 +169,3 @@ class ProgramOrder:
 def place_sizes(page_bytes: int) -> tuple[int, ...]:
     """The pages that one call can put into place: no more than there may be."""
     return tuple(size for size in PLACE_SIZES if size in SPLIT_SIZES or size * page_bytes <= MAX_UNPLACED_BYTES)
-
-
-def _turn(key: Key) -> int:
-    """On a GPU: programs for decodes, then for prompts beside them, then the others, then those for special cases."""
-    if not isinstance(key, StepShape):
-        return {"decode": 0, "burst": 0, VERIFY: 0, "plain": 1}.get(key[0], 2)
-    if key.decodes_only or key.fresh_sequences or key.scores:
-        return 3
-    return 1 if key.tokens <= SOON_TOKENS else 2

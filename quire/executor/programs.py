@@ -16,7 +16,9 @@ from quire.executor.compiler import Compiler
 from quire.executor.draft import Draft
 from quire.executor.first_runs import FirstRuns
 from quire.executor.ladder import StepShape
-from quire.executor.program_order import OTHER_PRODUCTS, ProgramOrder
+from quire.executor.program_demand import ProgramDemand
+from quire.executor.program_order import OTHER_PRODUCTS, WAYS, ProgramOrder
+from quire.executor.program_queue import ProgramQueue
 from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import Key, ProgramTable, size_of, tuned_by
 from quire.executor.replay import Announcer, Members, to_plain
@@ -62,18 +64,22 @@ class Programs:
         self.compiler = Compiler(model, weights, shapes, mesh, store, draft)
         self.has_draft = draft is not None
         self.order = ProgramOrder(shapes, host_kinds, self.compiler.moved_page_bytes, draft is None)
+        self._demand = ProgramDemand(shapes.ladder, [key for batch in self.order.batches for key in batch], WAYS)
         self.table = ProgramTable(shapes.ladder)
         self._slow: frozenset[Key] = frozenset()
         self._made: dict[Key, Any] = {}
         self._compiling: dict[Key, Future[Any]] = {}
         self._loading: set[Key] = set()  # those of them that are kept on disk
+        self._kept: frozenset[Key] = frozenset()  # on disk before any was made: nothing is timed to load them
         self._batches: list[list[Key]] = []  # that the table does not have yet
         self._complete: frozenset[Key] = frozenset()  # programs of batches that are complete
         self._runs = FirstRuns(shapes)
         self._is_serving = False
         self._step_costs = StepCosts(shapes.ladder.cut_sizes)
-        self.step_sizes: tuple[int, ...] = ()  # tokens of the steps that the device is good at; (): all alike
+        self._good_sizes: tuple[int, ...] = ()  # tokens of the steps that the device is good at, once they are timed
         self._pool = ThreadPoolExecutor(threads, "quire-compile")
+        # On a CPU the time that a program takes to compile counts for more than the padding that it saves.
+        self._queue = ProgramQueue(self._pool, self._make, self._demand.rank if shapes.specialised else None)
         # XLA may time kernels for decodes, which busy processors disturb; so few of those are compiled at a time.
         self._tuning_pool = ThreadPoolExecutor(min(threads, 2), "quire-tune")
         self.adapters = AdapterArrays(self.compiler)
@@ -109,12 +115,13 @@ class Programs:
         if self._ahead:
             return
         self._ahead = True
+        keys = [key for batch in self.order.batches for key in batch]
+        self._kept = frozenset(filter(self.compiler.is_kept, keys))
         if self._processes is not None:
-            missing = set(self.order.for_processes) - self._made.keys() - self._compiling.keys()
-            wanted = {key for key in missing if not self._times(key) and not self.compiler.is_kept(key)}
+            missing = set(self.order.for_processes) - self._made.keys() - self._compiling.keys() - self._kept
+            wanted = {key for key in missing if not self._times(key)}
             # Those that wait for another are begun late.
             self._processes.want(wanted, {key for key in self.order.first if self._timed_for(key) is None})
-        keys = (key for batch in self.order.batches for key in batch)
         self._begin_missing(key for key in keys if not self._times(key) and self._timed_for(key) is None)
 
     def set_weights(self, weights: ParamTree, draft: Draft | None) -> None:
@@ -144,17 +151,23 @@ class Programs:
         return any(self._is_timed(key) and not future.done() for key, future in self._compiling.items())
 
     def _is_timed(self, key: Key) -> bool:
-        return key[0] == "decode" and self.compiler.times_decodes(size_of(key))
+        return key[0] == "decode" and key not in self._kept and self.compiler.times_decodes(size_of(key))
 
     def _times(self, key: Key) -> bool:
         """True if XLA times products of this program that no other has timed."""
         is_step = not key.decodes_only if isinstance(key, StepShape) else key[0] in OTHER_PRODUCTS
-        return self._is_timed(key) or (is_step and self.compiler.times_few(size_of(key)))
+        return self._is_timed(key) or (is_step and key not in self._kept and self.compiler.times_few(size_of(key)))
 
     def _timed_for(self, key: Key) -> Key | None:
         """The program that times the products of another one."""
         first = tuned_by(key)
         return first if first is not None and self._is_timed(first) else None
+
+    @property
+    def step_sizes(self) -> tuple[int, ...]:
+        """Tokens of the steps that prompts are cut for: those that the device is good at; on a GPU that serves before
+        they are timed, those of programs that steps may use. (): all are alike."""
+        return self._step_costs.sizes_among(self.table.keys) if self._demand.is_noted else self._good_sizes
 
     @property
     def can_begin_at_once(self) -> bool:
@@ -170,8 +183,9 @@ class Programs:
         """From now on first runs are spread. Log how many programs are still to come, and when all are there; until
         then no thread keeps Python for long."""
         self._is_serving = True
+        self._demand.is_noted = self._shapes.specialised and not self._good_sizes
         if self._processes is not None:
-            self._processes.slow_down()
+            self._queue.limit(self._processes.slow_down())
         left = [future for future in self._compiling.values() if not future.done()]
         if not left or self._loading:  # what is loaded takes a moment
             return
@@ -180,9 +194,10 @@ class Programs:
         sys.setswitchinterval(SWITCH_S)
 
         def finish(begun_s: float) -> None:
-            wait(left)  # all have begun: none is cancelled any more, which would never end here
+            wait(left)
             sys.setswitchinterval(usual_s)
-            log.info("all programs are compiled, after %.0f s more", time.monotonic() - begun_s)
+            if not self._is_closed:
+                log.info("all programs are compiled, after %.0f s more", time.monotonic() - begun_s)
 
         self._pool.submit(finish, time.monotonic())  # behind all others
 
@@ -214,16 +229,9 @@ class Programs:
         """Make a program on a thread. XLA times products of decodes once for all programs that have the same."""
         first = self._timed_for(key)
         if first is None and not self._is_timed(key):
-            return self._pool.submit(self._make, key)
+            return self._queue.add(key)
         other = None if first is None else self._compiling.get(first)
-        if other is None:
-            return self._tuning_pool.submit(self._make, key)
-
-        def make_after() -> Any:
-            other.exception()  # whatever became of it; where it was cancelled, so is this
-            return self._make(key)
-
-        return self._pool.submit(make_after)
+        return self._tuning_pool.submit(self._make, key) if other is None else self._queue.add(key, other)
 
     def _make(self, key: Key) -> Any:
         """Make a program. With members it counts as made when all of them have it."""
@@ -238,8 +246,8 @@ class Programs:
 
     def advance(self) -> None:
         """Take in the batches that are complete, in their order. A server on a GPU, or whose kernels skip padding,
-        takes in each program that is made: one for fewer tokens saves much. Until the next first run may be, the table
-        of a GPU has those that have run."""
+        takes in each program that is made: one for fewer tokens saves much. The table of a GPU has those that have run,
+        and, when the next first run may be, those that are worth one."""
         self._collect()
         unfinished = self._compiling.keys() - self._loading
         while self._batches and unfinished.isdisjoint(self._batches[0]):
@@ -247,9 +255,8 @@ class Programs:
         if self._is_serving and (self._shapes.specialised or self._shapes.skips_padding):
             self._complete |= self._made.keys()
         keys = self._complete
-        if self._is_serving and self._shapes.specialised and not self._runs.may_be:
-            ran = keys & self._runs.done
-            keys = ran if ran.issuperset(self.order.first) else keys
+        if self._is_serving and self._shapes.specialised and self._runs.done.issuperset(self.order.first):
+            keys = self._runs.usable(keys, self._demand.is_worth_a_first_run)
         if keys != self.table.keys:
             self.table = ProgramTable(self._shapes.ladder, keys, self._slow)
 
@@ -264,10 +271,12 @@ class Programs:
 
     def forward(self, needed: StepShape, num_tiles: int) -> tuple[StepShape, Callable[..., Any]]:
         shape = self.table.forward(needed, num_tiles)
+        self._demand.note_forward(needed, num_tiles, shape)
         return shape, self.get(shape)
 
     def decode(self, rows: int, burst: int, shares: bool = False) -> tuple[StepShape, Callable[..., Any]] | None:
         found = self.table.decode(rows, burst, self._shapes.burst, shares)
+        self._demand.note_decode(rows, burst, self._shapes.burst, shares, found, self.table)
         return None if found is None else (found[0], self.get(found[1]))
 
     def copy_states(self, kind: str, count: int) -> tuple[int, Callable[..., Any]]:
@@ -277,6 +286,7 @@ class Programs:
 
     def sample(self, count: int, features: Features) -> tuple[tuple[str, int], Callable[..., Any]]:
         key = self.table.sample(count, features)
+        self._demand.note_sample(count, features, key)
         return key, self.get(key)
 
     def get(self, key: Key) -> Callable[..., Any]:
@@ -293,14 +303,6 @@ class Programs:
             self.table = ProgramTable(self._shapes.ladder, self.table.keys | {key}, self._slow)
         program: Callable[..., Any] = self._made[key]
         return program if key in self._runs.done or not self._is_serving else self._runs.timed(key, program)
-
-    def largest_step_bytes(self) -> int:
-        """Memory of the largest step besides weights and state, as the compiler laid it out."""
-        ladder = self._shapes.ladder
-        keys: list[Key] = [StepShape(ladder.max_tokens), ("any", ladder.sample_sizes[-1])]
-        layouts = [program.memory_analysis() for program in self._pool.map(self.compiler.make, keys)]
-        hidden = self._shapes.num_samples * self.model.hidden_size * 4
-        return sum(int(layout.temp_size_in_bytes) for layout in layouts) + hidden
 
     def rehearse(self, state: State) -> State:
         """Run every program that is made once, on padding: a GPU takes its time to load one that it has not run. As
@@ -319,9 +321,9 @@ class Programs:
         Also returns the seconds after which there may be another; None when all are made and have run."""
         wait_s = UNFINISHED_S if self.num_unfinished else None
         self.advance()
-        for key in self._made:
-            if key not in self._runs.done and key != ("adapter", 0):
-                return self._runs.rehearse(self, self._made[key], key, state), 0.0
+        if left := [key for key in self._made if key not in self._runs.done and key != ("adapter", 0)]:
+            key = min(left, key=self._demand.rank)
+            return self._runs.rehearse(self, self._made[key], key, state), 0.0
         return state, wait_s
 
     def checked(self, key: Key, state: State) -> State:
@@ -334,7 +336,8 @@ class Programs:
         size = self._step_costs.next_size(self._made)
         if size is not None:
             return self._step_costs.measure(size, self, self._made[StepShape(size)], state), True
-        self._slow, self.step_sizes = self._step_costs.conclude()
+        self._slow, self._good_sizes = self._step_costs.conclude()
+        self._demand.is_noted = False
         self.table = ProgramTable(self._shapes.ladder, self.table.keys, self._slow)
         return state, False
 
@@ -342,5 +345,6 @@ class Programs:
         self._is_closed = True
         if self._processes is not None:
             self._processes.close()
+        self._queue.close()
         for pool in (self._pool, self._tuning_pool):
             pool.shutdown(wait=False, cancel_futures=True)

@@ -28,6 +28,13 @@ class StepCosts:
         """`sizes`: tokens of the steps that prompts are cut for."""
         self._sizes = sizes
         self._seconds: dict[int, float] = {}
+        self._found: tuple[frozenset[Key], tuple[int, ...]] = frozenset(), ()  # by `sizes_among`, the last time
+
+    def sizes_among(self, keys: frozenset[Key]) -> tuple[int, ...]:
+        """The sizes that have programs among these."""
+        if keys is not self._found[0]:
+            self._found = keys, tuple(size for size in self._sizes if StepShape(size) in keys)
+        return self._found[1]
 
     def next_size(self, made: Container[Key]) -> int | None:
         """A size that has not been timed, and has a program that is `made`."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from quire.executor.first_runs import SHARE, FirstRuns
+from quire.executor.first_runs import SELDOM_SHARE, SHARE, FirstRuns
 from quire.executor.ladder import StepShape
 from quire.executor.program_table import Key
 from tests.executor.test_rehearsal import SHAPES, Recorded, untimed  # noqa: F401  a fixture
@@ -67,6 +67,14 @@ def served(programs: Recorded, clock: Clock) -> set[Key]:
     return set(programs.table.keys - programs._runs.done)
 
 
+def miss(programs: Recorded, left: set[Key]) -> StepShape:
+    """Let steps miss a program until it is worth its first run."""
+    key = next(key for key in left if isinstance(key, StepShape) and not key.scores and not key.decodes_only)
+    while not programs._demand.is_worth_a_first_run(key):
+        programs.forward(key, 1)
+    return key
+
+
 def test_between_first_runs_a_server_chooses_among_programs_that_have_run(
     untimed: Recorded,  # noqa: F811
     clock: Clock,
@@ -74,6 +82,7 @@ def test_between_first_runs_a_server_chooses_among_programs_that_have_run(
     left = served(untimed, clock)
     assert left
     everything = untimed.table.keys
+    ran = everything - left
     key = next(key for key in left if isinstance(key, StepShape) and not key.scores and not key.decodes_only)
     assert untimed.forward(key, 1)[0] == key
     assert untimed.table.keys == everything  # the table of a step stays as it is
@@ -83,12 +92,47 @@ def test_between_first_runs_a_server_chooses_among_programs_that_have_run(
 
     untimed._runs.timed(key, slow)()
     untimed.advance()
-    assert untimed.table.keys == everything - left | {key}
+    assert untimed.table.keys == ran | {key}
     assert untimed.table.keys.issuperset(untimed.order.first)
     assert untimed.num_late == 0
-    clock.now_s += 0.1 / SHARE
+    clock.now_s += 0.1 / SELDOM_SHARE
     untimed.advance()
     assert untimed.table.keys == everything
+    untimed.close()
+
+
+def test_beside_requests_a_program_runs_for_the_first_time_when_steps_have_missed_it_for_as_long(
+    untimed: Recorded,  # noqa: F811
+    clock: Clock,
+) -> None:
+    left = served(untimed, clock)
+
+    def slow() -> None:
+        clock.now_s += 0.1
+
+    untimed._runs.timed(("start", 1), slow)()
+    clock.now_s += 0.1 / SHARE
+    untimed.advance()
+    new = untimed.table.keys - untimed._runs.done
+    assert new == {key for key in left if key[0] in ("start", "copy", "burst")}  # they save more than padding
+    key = miss(untimed, left)
+    untimed.advance()
+    assert untimed.table.keys - untimed._runs.done == new | {key}
+    assert untimed.forward(key, 1)[0] == key
+    untimed.close()
+
+
+def test_an_idle_server_first_runs_the_program_that_steps_missed_most(
+    untimed: Recorded,  # noqa: F811
+    clock: Clock,
+) -> None:
+    left = served(untimed, clock)
+    untimed._runs.timed(("start", 1), lambda: clock.__setattr__("now_s", clock.now_s + 1))()
+    untimed.advance()
+    key = miss(untimed, left)
+    before = len(untimed.ran)
+    untimed.rehearse_one(untimed.compiler.empty_state())
+    assert untimed.ran[before:] == [key]
     untimed.close()
 
 

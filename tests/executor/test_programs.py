@@ -257,6 +257,26 @@ def test_programs_on_disk_are_in_the_table_while_they_are_loaded_and_a_step_wait
     programs.close()
 
 
+def test_kept_programs_of_timed_products_are_loaded_with_the_others_and_nothing_waits_for_a_timing(
+    model: Model, weights: ParamTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler.Compiler, "times_decodes", lambda self, rows: True)  # as on a GPU
+    shapes = replace(FEW_SHAPES, specialised=True)
+    kept, empty = Full(tmp_path, "a model"), ProgramStore(tmp_path, "another")
+    for store in (kept, empty):
+        programs = Slow(model, weights, shapes, threads=1, store=store)
+        programs.begin()  # before the weights are there
+        decodes = {("decode", shape.tokens) for shape in shapes.ladder.decodes}
+        assert decodes.isdisjoint(programs._compiling) == (store is empty)
+        assert programs._compiling.keys() >= {("any", size) for size in shapes.ladder.sample_sizes}
+        next(programs.compile_all())
+        assert programs._compiling.keys() >= decodes
+        assert programs._is_timing == (store is empty)
+        programs.close()
+        for key in [key for batch in programs.order.batches for key in batch]:
+            programs.may_make.setdefault(key, Event()).set()
+
+
 def test_small_programs_are_kept_and_check_and_empty_state_trace_nothing(
     model: Model, weights: ParamTree, tmp_path: Path
 ) -> None:

@@ -246,8 +246,8 @@ def largest_scale(page_size: int) -> Callable[[Any, Any], Any]:
 
 
 def over_rows(instruction: str) -> Callable[[Any, Any], Any]:
-    """[COLUMNS] of [BLOCK, COLUMNS] by an instruction for two numbers, by all threads of a group. Only they use `scratch`,
-    and between two uses of it they meet."""
+    """[COLUMNS] of [BLOCK, COLUMNS] by an instruction for two numbers, by all threads of a group. Only these use
+    `scratch`, and meet between two uses of it."""
 
     def reduce(_: Any, x: Any, scratch: Any) -> Any:
         kind, own = ir.F32Type.get(), Thread.own()
