@@ -29,6 +29,7 @@ FEW_TOKENS = 64  # up to which programs look through the choices of all
 MAX_ROWS = 128  # of a tile
 COLUMNS = 64  # of a block for few rows; twice that for many
 PROGRAMS = 384  # that occupy a device
+FEW_INPUTS = 1024  # of which fewer blocks are on their way at a time
 RUN = 1024  # visits that are compared with each other
 ACTIVATIONS = (jax.nn.silu, jax.nn.relu, tanh_gelu)  # that Triton compiles; the exact gelu needs `erf`, which it lacks
 
@@ -65,9 +66,11 @@ def blocks_of(expert: jax.Array, num_experts: int, outputs: int, form: Form, *, 
         return ExpertBlocks(min(rows, 32) if tokens > FEW_TOKENS else rows, min(columns, 32), 32, 4, 2)
     if form.is_stepped:  # each warp has outputs of its own, so that none widens what another does
         columns = columns if rows < COLUMNS else max(columns, COLUMNS)
+        if tokens <= FEWEST_TOKENS and gated:
+            return ExpertBlocks(rows, COLUMNS, STEP, 4, 4, is_of_steps=True, joins_parts=True)
         return ExpertBlocks(rows, columns, STEP, min(4, columns // LEAST), 4 if rows < COLUMNS else 3, is_of_steps=True)
     if tokens <= FEWEST_TOKENS and form.group is None:  # most may be padding, so that few programs have work
-        return ExpertBlocks(rows, columns, 64, 2 if gated else 4, 6 if gated else 4)
+        return ExpertBlocks(rows, columns, 64, 2 if gated else 4, 6 if gated or form.inputs > FEW_INPUTS else 4)
     is_large = rows * columns * parts >= MAX_ROWS * MAX_ROWS
     block = (128 if rows < COLUMNS else 64) * form.steps
     while block > 32 and not form.is_paired and (form.inputs % block or not form.fits(block)):
