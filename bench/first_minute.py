@@ -52,7 +52,10 @@ def threads(process: int) -> dict[str, tuple[float, float]]:
     """Of a process and its children: seconds that each thread ran, and that it waited for a processor."""
     found = {}
     for task in Path(f"/proc/{process}/task").iterdir():
-        ran, waited, _ = (task / "schedstat").read_text().split()
+        try:
+            ran, waited, _ = (task / "schedstat").read_text().split()
+        except OSError:  # it has ended
+            continue
         found[f"{process}/{task.name} {(task / 'comm').read_text().strip()}"] = int(ran) / 1e9, int(waited) / 1e9
         for child in (task / "children").read_text().split():
             found |= threads(int(child))
