@@ -37,7 +37,7 @@ from quire.ops.gpu.tiles import LOG2_E, MASKED, array
 from quire.ops.pages import CodedPages, Tiles
 
 WORKERS, AHEAD = 2, 4  # groups that compute, and blocks that each of them has room for
-PROGRAMS = 132  # multiprocessors: each runs one program
+PROGRAMS = 132  # where no device says how many multiprocessors it has: each runs one program
 
 
 def coded_decodes(
@@ -46,11 +46,12 @@ def coded_decodes(
     """Results [t, k, g, h] of the contexts that are one part; how many parts each has; and those of the others."""
     items = items_of(tiles, part, max_parts)
     (_, heads, queries, _), page_size = q.shape, pages.k.shape[1]
-    form = _Form(heads, queries, spec.scale * LOG2_E, page_size, pages.k.dtype.name, q.dtype)
+    programs = getattr(jax.devices()[0], "core_count", None) or PROGRAMS
+    form = _Form(heads, queries, spec.scale * LOG2_E, page_size, pages.k.dtype.name, q.dtype, programs)
     run = plgpu.kernel(
         partial(_kernel, form),
         out_type=[array(q.shape, q.dtype), *Parts.shapes(max_parts, q[: len(tiles)])],
-        grid=(PROGRAMS,),
+        grid=(programs,),
         grid_names=("program",),
         num_threads=WORKERS + 1,
         thread_name="group",
@@ -71,6 +72,7 @@ class _Form(NamedTuple):
     page_size: int
     code_dtype: str
     dtype: Any
+    programs: int
 
     @property
     def pages_of_block(self) -> int:
@@ -137,11 +139,12 @@ class _Work(NamedTuple):
     items_ref: Any
     count: Any  # items, of all heads
     heads: int
+    num_workers: int
 
     @property
     def turns(self) -> Any:
         """Turns in which there is an item for it; of the last one, only some workers have one."""
-        whole = lax.div(self.count, PROGRAMS * WORKERS)
+        whole = lax.div(self.count, self.num_workers)
         return whole + (self._number(whole) < self.count).astype(jnp.int32)
 
     def item(self, turn: Any) -> _Item:
@@ -152,8 +155,8 @@ class _Work(NamedTuple):
         return _Item(token, slot, first, last, part, lax.rem(number, self.heads))
 
     def _number(self, turn: Any) -> Any:
-        workers = PROGRAMS * WORKERS
-        return turn * workers + lax.select(lax.rem(turn, 2) == 0, self.worker, workers - 1 - self.worker)
+        own = lax.select(lax.rem(turn, 2) == 0, self.worker, self.num_workers - 1 - self.worker)
+        return turn * self.num_workers + own
 
 
 class _Cursor(NamedTuple):
@@ -173,7 +176,7 @@ def _kernel(form: _Form, table_ref: Any, items_ref: Any, count_ref: Any, q_ref: 
     count = count_ref[0] * form.heads
 
     def work(index: Any) -> _Work:
-        return _Work(program * WORKERS + index, items_ref, count, form.heads)
+        return _Work(program * WORKERS + index, items_ref, count, form.heads, form.programs * WORKERS)
 
     pl.when(group == WORKERS)(lambda: _fetch_all(form, work, table_ref, q_ref, page_refs, shared))
     pl.when(group < WORKERS)(lambda: _compute_all(form, work(group), group, out_ref, Parts(*parts), shared))
