@@ -19,6 +19,7 @@ import jaxlib.version
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
 import quire
+from quire.ops.gpu import mosaic
 from quire.ops.native.library import has_failed_parts, need_operation
 from quire.ops.native.processor import instruction_set
 
@@ -78,11 +79,13 @@ class ProgramStore:
             stored = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
+        if mosaic.IN_PROGRAMS in stored:
+            mosaic.load_library()
         try:
             try:
                 return deserialize_and_load(*pickle.loads(stored))
             except jax.errors.JaxRuntimeError as error:
-                if not need_operation(str(error)):
+                if not need_operation(str(error)) and not (jax.default_backend() == "gpu" and mosaic.load_library()):
                     raise
                 return deserialize_and_load(*pickle.loads(stored))
         except Exception as error:  # whatever a damaged file leads to; compiling makes a good one

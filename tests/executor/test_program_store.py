@@ -15,6 +15,7 @@ from jax.experimental.serialize_executable import deserialize_and_load
 
 from quire.executor import program_store
 from quire.executor.program_store import KEPT_FOLDERS, ProgramStore
+from quire.ops.gpu import mosaic
 from tests.patience import WAIT_S
 from tests.shared_programs import shared
 
@@ -56,6 +57,21 @@ def test_a_program_whose_part_of_the_native_library_is_gone_is_read_when_that_is
     found = store.load("add")
     assert found is not None
     assert found(jnp.ones(3)).tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_mosaic_is_loaded_before_a_program_with_its_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_kernels: bool
+) -> None:
+    happened: list[str] = []
+    monkeypatch.setattr(mosaic, "load_library", lambda: happened.append("library"))
+    monkeypatch.setattr(program_store, "deserialize_and_load", lambda *_: happened.append("program"))
+    store = ProgramStore(tmp_path, "of a test")
+    name = "custom_call_target=mosaic_gpu_v2" if has_kernels else "custom_call_target=another"
+    monkeypatch.setattr(program_store, "serialize", lambda program: (name,))
+    store.save("one", None)
+    store.load("one")
+    assert happened == ["library"] * has_kernels + ["program"]
 
 
 def test_what_many_others_were_used_after_is_deleted_if_it_is_ours(tmp_path: Path) -> None:

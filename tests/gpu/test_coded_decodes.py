@@ -15,6 +15,7 @@ import pytest
 from quire.executor.compute_capability import compute_capability
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import kernels as gpu_kernels
+from quire.ops.gpu.mosaic import HAS_MOSAIC
 from quire.ops.gpu.parts import combine_parts
 from quire.ops.pages import CodedPages, Tiles
 from quire.ops.tiled_attention import tiled_attention
@@ -23,7 +24,7 @@ from tests.gpu.test_kernels import WIDTH, check, in_codes, paged
 IS_HOPPER = jax.default_backend() == "gpu" and compute_capability(jax.devices()[0]) == gpu_kernels.HOPPER
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not (IS_HOPPER and gpu_kernels.HAS_MOSAIC), reason="it is for GPUs of compute capability 9.0"),
+    pytest.mark.skipif(not (IS_HOPPER and HAS_MOSAIC), reason="it is for GPUs of compute capability 9.0"),
 ]
 SPECS = {
     "8B": AttentionSpec(8, 4, 128, 0.088),
@@ -76,6 +77,24 @@ def test_many_rows_share_the_workers() -> None:
     got = np.asarray(jax.jit(partial(gpu_kernels.attend_on_hopper, spec))(q, codes, table, tiles), np.float32)
     for row in range(len(places)):
         check(got[row], expected[row], "bfloat16")
+
+
+@pytest.mark.parametrize("name", ["8B", "one head, groups of 8"])
+def test_a_step_may_be_all_padding(name: str) -> None:
+    spec = SPECS[name]
+    q, pages, table, tiles = paged(spec, 32, "bfloat16", [(5, 0)] * 130, num_single=130)
+    out = attended(spec, 256)(q, in_codes(pages, "float8_e4m3fn"), table, tiles)
+    assert not np.asarray(out, np.float32).any()
+
+
+def test_prompts_may_follow_decodes() -> None:
+    spec = SPECS["8B"]
+    places = [*((position, 1) for position in range(10, 650, 10)), (100, 20), (0, 32)]
+    q, pages, table, tiles = paged(spec, 32, "bfloat16", places, num_single=64)
+    codes = in_codes(pages, "float8_e4m3fn")
+    expected = np.asarray(tiled_attention(spec, q, codes, table, tiles), np.float32)
+    got = np.asarray(jax.jit(partial(gpu_kernels.attend_on_hopper, spec))(q, codes, table, tiles), np.float32)
+    check(got[: 64 + 52], expected[: 64 + 52], "bfloat16")
 
 
 def test_values_may_be_of_very_different_sizes() -> None:

@@ -148,8 +148,8 @@ class _Work(NamedTuple):
         return whole + (self._number(whole) < self.count).astype(jnp.int32)
 
     def item(self, turn: Any) -> _Item:
-        """Any item, if there is none."""
-        number = jnp.minimum(self._number(turn), self.count - 1)
+        """Any entry of the list, if there is no item: of padding, if there is none at all."""
+        number = jnp.maximum(jnp.minimum(self._number(turn), self.count - 1), 0)
         at = lax.div(number, self.heads)
         token, slot, first, last, part = (self.items_ref[at, field] for field in range(5))
         return _Item(token, slot, first, last, part, lax.rem(number, self.heads))

@@ -24,6 +24,7 @@ from quire.ops.gpu.decode_items import part_of
 from quire.ops.gpu.expert_product import expert_product
 from quire.ops.gpu.filter_cuts import filter_cuts
 from quire.ops.gpu.latent_attention import IN_LITTLE_MEMORY, latent_attention
+from quire.ops.gpu.mosaic import HAS_MOSAIC
 from quire.ops.gpu.parts import combine_parts
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import prefill_attention
@@ -46,10 +47,8 @@ Given = ParamSpec("Given")
 Made = TypeVar("Made")
 
 # Several sequences after each other are not among what JAX documents, and before 0.11 it reads groups of queries wrong.
-# And before 0.11 Mosaic lacks what attention over codes needs.
 packed_attention: Any = None
-HAS_MOSAIC = tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11)
-if HAS_MOSAIC:
+if tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11):
     try:
         from jax._src.cudnn import fused_attention_stablehlo as packed_attention
     except ImportError:
@@ -100,8 +99,28 @@ def decode_on_hopper(
     return combine_parts(out, counts, parts)
 
 
-attend = jax.jit(partial(attend_by, decode_attention), static_argnums=0)
-attend_on_hopper = jax.jit(partial(attend_by, decode_on_hopper), static_argnums=0)
+@partial(jax.jit, static_argnums=0)
+def attend(
+    spec: AttentionSpec,
+    q: jax.Array,
+    pages: Pages,
+    page_table: jax.Array,
+    tiles: Tiles,
+    sinks: jax.Array | None = None,
+) -> jax.Array:
+    return attend_by(decode_attention, spec, q, pages, page_table, tiles, sinks)
+
+
+@partial(jax.jit, static_argnums=0)
+def attend_on_hopper(
+    spec: AttentionSpec,
+    q: jax.Array,
+    pages: Pages,
+    page_table: jax.Array,
+    tiles: Tiles,
+    sinks: jax.Array | None = None,
+) -> jax.Array:
+    return attend_by(decode_on_hopper, spec, q, pages, page_table, tiles, sinks)
 
 
 @cache

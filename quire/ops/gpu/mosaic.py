@@ -1,0 +1,23 @@
+"""Mosaic in a process: the kernels of `ops/gpu` that are written for it, and programs that have them."""
+
+import importlib
+import sys
+
+import jax
+
+# The versions of JAX that it is tested with: our kernels use parts of Mosaic that may change.
+HAS_MOSAIC = tuple(map(int, jax.__version__.split(".")[:2])) == (0, 11)
+IN_PROGRAMS = b"mosaic_gpu"  # the name of its operations
+LIBRARY = "jax.experimental.mosaic.gpu"
+
+
+def load_library() -> bool:
+    """Load what programs with kernels of Mosaic need to be loaded themselves; JAX does so only where one is traced.
+    False if it is there, or cannot be."""
+    if LIBRARY in sys.modules:
+        return False
+    try:
+        importlib.import_module(LIBRARY)
+    except ImportError:
+        return False
+    return True
