@@ -90,6 +90,8 @@ class PromptPlanner:
             others = sum([chunk.length for chunk in step.chunks])
             has_decodes = bool(step.chunks) and step.chunks[0].kind is Kind.DECODE
             excess = self._budget.excess(others + length_of_longest + length_of_last, has_decodes)
+            if has_decodes and 2 * excess > length_of_longest + length_of_last:
+                excess = 0  # more than half of a prompt's share is never left: the next step has decodes, too
             if excess < length_of_longest:
                 length_of_longest -= excess
             elif step.longest is None and excess < length_of_last:  # else one behind it would have more than a share

@@ -48,8 +48,8 @@ class StepBudget:
         if not num_decodes or limit is None or limit >= tokens:
             return tokens
         below = bisect_right(self.step_sizes, num_decodes + limit)
-        size = self.step_sizes[below - 1] if below else 0
-        return size - num_decodes if size > num_decodes else limit
+        room = self.step_sizes[below - 1] - num_decodes if below else 0
+        return room if 2 * room >= limit else limit  # a good size is not worth more than half of a prompt's share
 
     def padded(self, num_tokens: int) -> int:
         """The tokens that a step of `num_tokens` computes, padding included."""

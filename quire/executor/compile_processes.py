@@ -113,16 +113,16 @@ class CompileProcesses:
         else:
             self.close()
 
-    def slow_down(self) -> int:
+    def slow_down(self) -> int | None:
         """From now on each process makes few programs at a time, and all of them may share few processors: the engine's
-        steps need some too. Returns the number of programs that all make at a time."""
+        steps need some too. Returns the number of programs that all make at a time; None where no process runs."""
         most = PROCESSORS_OF_ONE * self._count
         with self._lock:
             self._max_asked = most
             processes = list(self._processes)
         for one in processes if sys.platform == "linux" and self._shares_processors else ():
             one.confine(most)
-        return most
+        return most if processes else None
 
     def make(self, key: Key) -> bool:
         """Wait until a program is kept; False if it is not wanted, or not going to be kept."""

@@ -13,8 +13,10 @@ from quire.executor.step import State
 
 log = logging.getLogger(__name__)
 
-SHARE = 0.1  # of the time of steps that first runs in their midst may take, if they save as much
-SELDOM_SHARE = 0.01  # and if they may not
+SHARE = (
+    0.1  # of the time of steps that first runs in their midst may take: of programs that steps have missed for as long
+)
+SELDOM_SHARE = 0.01  # and of others
 
 
 class FirstRuns:

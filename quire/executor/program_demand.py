@@ -1,7 +1,7 @@
 """The programs that steps missed, by the padding that each would have saved.
 
-While a server on a GPU lacks programs, steps run in larger ones. Those that are missed most are made next. A program
-that is made still has its first run before it, which takes a GPU as long as thousands of tokens: beside requests it is
+As long as a server on a GPU lacks programs, steps run in larger ones. Those missed most are made next. A program that
+is made still has its first run before it, which takes a GPU as long as thousands of tokens: beside requests it is
 worth that once its absence has cost as much. An idle server runs it in any case.
 """
 
@@ -26,7 +26,7 @@ class ProgramDemand:
         self._all = ProgramTable(ladder, self._places)
         self._padded_kinds = {"decode", *ways}
         self._missed: defaultdict[Key, float] = defaultdict(float)  # tokens of padding
-        self.is_noted = False  # whether it is: while a server on a GPU lacks programs
+        self.is_noted = False  # whether it is: on a GPU that serves, until its steps are timed
         self._rows: int | None = None  # of the decodes noted last, if a program of their own was missed
 
     def rank(self, key: Key) -> tuple[float, int]:

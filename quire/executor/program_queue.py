@@ -38,8 +38,8 @@ class ProgramQueue:
             after.add_done_callback(lambda after: _cancel(future) if after.cancelled() else self._put(key, future))
         return future
 
-    def limit(self, most: int) -> None:
-        """From now on make no more than `most` at a time."""
+    def limit(self, most: int | None) -> None:
+        """From now on make no more than `most` at a time; None: as many as there are threads."""
         with self._changed:
             self._most = most
             self._changed.notify_all()

@@ -72,10 +72,9 @@ SCHEDULING_MUTANTS = (
         "self._max_step_tokens - num_decodes",
     ),
     Mutant("prompts beside decodes have no bound", BUDGET, "limit is None or limit >= tokens:", "True:"),
-    Mutant(
-        "prompts beside decodes are no good size", BUDGET, "if size > num_decodes else limit", "if False else limit"
-    ),
-    Mutant("a good size forgets the decodes", BUDGET, "return size - num_decodes if", "return size if"),
+    Mutant("prompts beside decodes are no good size", BUDGET, "room if 2 * room >= limit else limit", "limit"),
+    Mutant("a good size forgets the decodes", BUDGET, "[below - 1] - num_decodes if", "[below - 1] if"),
+    Mutant("a good size leaves prompts next to nothing", BUDGET, "if 2 * room >= limit", "if room > 0"),
     Mutant(
         "no prompt is cut for a good size", BUDGET, "return excess if padding > excess", "return 0 if padding > excess"
     ),

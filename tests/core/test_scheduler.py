@@ -354,3 +354,16 @@ def test_prompts_held_to_few_tokens_fill_a_good_size_beside_their_decodes():
     harness.complete()
     assert prefilled(harness.plan()) == {2: 12}, "no size has room for a prompt"
     harness.run()
+
+
+def test_a_good_size_with_room_for_next_to_nothing_is_none():
+    harness = Harness(limits(num_pages=200, max_sequence_tokens=200))
+    harness.add(request(1, prompt=(1, 2), max_tokens=40))
+    harness.step()
+    harness.scheduler.budget.max_prefill_beside_decodes = 12
+    harness.add(request(2, prompt=LONG + LONG[3:], max_tokens=2))
+    for sizes, room in (((6, 90), 12), ((7, 90), 6)):
+        harness.scheduler.budget.step_sizes = sizes
+        assert prefilled(harness.plan()) == {2: room}
+        harness.complete()
+    harness.run()

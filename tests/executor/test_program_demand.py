@@ -152,7 +152,9 @@ class Held(Recorded):
         return super()._make(key)
 
 
-def test_a_server_makes_the_program_that_its_steps_miss_next_and_cuts_prompts_for_those_it_has() -> None:
+def test_a_server_makes_the_program_that_its_steps_miss_next_and_cuts_prompts_for_those_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = build_model(config_of("llama", num_hidden_layers=1))
     programs = Held(model, load_weights(model, NamedTensors(model), dtype="float32"), SHAPES, 1)
     programs.waiting = "none"
@@ -175,4 +177,8 @@ def test_a_server_makes_the_program_that_its_steps_miss_next_and_cuts_prompts_fo
     assert [later[0], *later[2:]] == [key for key in KEYS[len(ORDER.first) :] if key != missed]
     programs.advance()
     assert programs.step_sizes == SHAPES.ladder.cut_sizes
+    monkeypatch.setattr(programs._step_costs, "next_size", lambda _: None)
+    monkeypatch.setattr(programs._step_costs, "conclude", lambda: (frozenset(), (512, 2048)))
+    programs.measure_one(None)  # type: ignore[arg-type]
+    assert programs.step_sizes == (512, 2048), "those that were timed"
     programs.close()
