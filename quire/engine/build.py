@@ -6,13 +6,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 from jax.sharding import Mesh
 
 from quire.cache_folder import cache_folder
-from quire.choice import Choice
+from quire.choice import Choice, chosen
 from quire.config import Config
 from quire.core.scheduler import Scheduler
 from quire.engine.built import Built
@@ -65,6 +65,8 @@ from quire.text.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
 
+SERVED_BURST_MS, OFFLINE_BURST_MS = 10.0, 50.0
+
 # Called once the model's files are known and before JAX has looked for devices.
 Meet = Callable[[ModelFiles, Config], Config]
 
@@ -112,8 +114,8 @@ def plan_deployment(
         refuse_kinds(kinds_of(model, layout), files.name)
     if layout.slot_specs:
         refuse_what_needs_older_state(config, len(layout.slot_specs), files.name)
-    max_queued, max_step_ms, served = _bounds(config, resolved, facts, is_served)
-    limits = replace(limits_of(config, resolved, layout, max_queued), max_loras=adapters.sizes.slots)
+    bounds = _bounds(config, resolved, facts, is_served)
+    limits = replace(limits_of(config, resolved, layout, bounds.max_queued), max_loras=adapters.sizes.slots)
     shapes = replace(shapes_of(model, mesh, facts, resolved, layout, limits), adapters=adapters.sizes)
     deployment = Deployment(
         config=config,
@@ -127,9 +129,10 @@ def plan_deployment(
         shapes=shapes,
         limits=limits,
         adapters=adapters,
-        max_step_ms=max_step_ms,
+        max_step_ms=bounds.max_step_ms,
+        max_burst_ms=bounds.max_burst_ms,
         is_served=is_served,
-        choices=(*resolved.choices, *adapters.choices, *served),
+        choices=(*resolved.choices, *adapters.choices, *bounds.choices),
         draft=draft,
     )
     return with_pages(deployment, estimated_step_bytes(deployment))
@@ -174,15 +177,26 @@ def _facts(
     )
 
 
-def _bounds(
-    config: Config, resolved: Resolved, facts: Facts, is_served: bool
-) -> tuple[int | None, float, list[Choice[Any]]]:
-    """The longest queue, the milliseconds of a step, and the choices that led to them."""
+class _Bounds(NamedTuple):
+    """What nobody waits longer for, and the choices that led to it."""
+
+    max_queued: int | None
+    max_step_ms: float
+    max_burst_ms: float
+    choices: list[Choice[Any]]
+
+
+def _bounds(config: Config, resolved: Resolved, facts: Facts, is_served: bool) -> _Bounds:
+    """Offline only the total time counts."""
     if not is_served:
-        return config.max_queued, config.max_step_ms or 0.0, []
+        burst_ms = OFFLINE_BURST_MS if config.max_burst_ms is None else config.max_burst_ms
+        return _Bounds(config.max_queued, config.max_step_ms or 0.0, burst_ms, [])
     queued = resolve_max_queued(config, resolved.max_batch_size)
     step = resolve_max_step_ms(config, facts.platform)
-    return queued.value, step.value, [queued, step]
+    reason = "so much later a new request may begin, and so far apart tokens may come"
+    burst = chosen("max_burst_ms", config.max_burst_ms, SERVED_BURST_MS, reason)
+    has_bursts = resolved.max_burst > 1
+    return _Bounds(queued.value, step.value, burst.value, [queued, step, *([burst] if has_bursts else [])])
 
 
 def build_engine(

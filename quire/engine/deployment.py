@@ -29,8 +29,6 @@ from quire.resolve import Facts, Resolved, as_size
 
 Checkpoint = GGUFSource | SafetensorsSource | QuantizedSource
 
-SERVED_BURST_MS, OFFLINE_BURST_MS = 10.0, 50.0
-
 
 @dataclass(frozen=True)
 class Deployment:
@@ -48,15 +46,10 @@ class Deployment:
     limits: Limits
     adapters: AdapterPlan
     max_step_ms: float  # 0: no limit
+    max_burst_ms: float
     is_served: bool  # to clients: all programs are made ahead of need
     choices: tuple[Choice[Any], ...]
     draft: DraftPlan | None = None
-
-    @property
-    def max_burst_ms(self) -> float:
-        """The longest burst. Offline only the total time counts, as it does for steps."""
-        default = SERVED_BURST_MS if self.is_served else OFFLINE_BURST_MS
-        return default if self.config.max_burst_ms is None else self.config.max_burst_ms
 
     @property
     def page_bytes(self) -> int:

@@ -13,10 +13,9 @@ from quire.executor.step import State
 
 log = logging.getLogger(__name__)
 
-SHARE = (
-    0.1  # of the time of steps that first runs in their midst may take: of programs that steps have missed for as long
-)
-SELDOM_SHARE = 0.01  # and of others
+# Of the time of steps, what first runs in their midst may take: of programs that steps have missed for as long, and of
+# others.
+SHARE, SELDOM_SHARE = 0.1, 0.01
 
 
 class FirstRuns:

@@ -30,7 +30,7 @@ class GuessPrograms:
         for chunk in chunks:
             if chunk.kind not in FUSED or not chunk.samples or chunk.slot in special:
                 return None
-        return self._programs.table.verify(sum(chunk.length for chunk in chunks))
+        return self._programs.verify(sum(chunk.length for chunk in chunks))
 
     def place(self, state: State, chunks: Sequence[Chunk], packer: Packer) -> State:
         """The state with guesses behind the tokens of the slots that have them verified."""

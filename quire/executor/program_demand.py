@@ -61,6 +61,12 @@ class ProgramDemand:
         self._missed[best[1]] += max(0, shape.tokens - best[0].tokens) + START_TOKENS * is_other
         self._rows = rows if found is None and burst == 1 else None
 
+    def note_verify(self, tokens: int, chosen: tuple[str, int] | None) -> None:
+        """So many tokens with guesses run in the program `chosen`, or, where there is none, in three."""
+        best = self._all.verify(tokens) if self.is_noted else None
+        if best is not None and best != chosen:
+            self._missed[best] += 2 * START_TOKENS if chosen is None else max(0, chosen[1] - best[1])
+
     def note_sample(self, count: int, features: Features, chosen: tuple[str, int]) -> None:
         """`count` tokens are sampled by the program `chosen`."""
         best = self._all.sample(count, features) if self.is_noted else chosen

@@ -1,11 +1,9 @@
 """The compiled programs: all are made ahead, none on the request path."""
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed, wait
-from logging import INFO, WARNING
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
 from typing import Any
 
 from jax.sharding import Mesh
@@ -26,12 +24,12 @@ from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
 from quire.executor.step import State
 from quire.executor.step_costs import StepCosts
+from quire.executor.switching import switch_often_until
 from quire.models.model import Model
 from quire.models.params import ParamTree
 
 log = logging.getLogger(__name__)
 
-SWITCH_S = 0.0001  # for which a thread that traces a program may keep Python from the one that launches steps
 UNFINISHED_S = 0.2  # after which another program may be compiled
 
 
@@ -190,16 +188,13 @@ class Programs:
         if not left or self._loading:  # what is loaded takes a moment
             return
         log.info("%d more programs are compiled behind the first requests, which run in larger ones", len(left))
-        usual_s = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH_S)
+        begun_s = time.monotonic()
 
-        def finish(begun_s: float) -> None:
-            wait(left)
-            sys.setswitchinterval(usual_s)
+        def tell() -> None:
             if not self._is_closed:
                 log.info("all programs are compiled, after %.0f s more", time.monotonic() - begun_s)
 
-        self._pool.submit(finish, time.monotonic())  # behind all others
+        switch_often_until(left, tell)
 
     def compile_for_one(self, num_tokens: int) -> Iterator[float]:
         """Compile the programs of a single sequence, after a prompt of `num_tokens`; yields the share done."""
@@ -279,6 +274,11 @@ class Programs:
         self._demand.note_decode(rows, burst, self._shapes.burst, shares, found, self.table)
         return None if found is None else (found[0], self.get(found[1]))
 
+    def verify(self, tokens: int) -> tuple[str, int] | None:
+        key = self.table.verify(tokens)
+        self._demand.note_verify(tokens, key)
+        return key
+
     def copy_states(self, kind: str, count: int) -> tuple[int, Callable[..., Any]]:
         """The program that copies so many states of slots, or as many of them as one call can."""
         size = self.table.state_size(kind, count)
@@ -293,7 +293,9 @@ class Programs:
         is_late = key not in self.table.keys
         if is_late:
             self.num_late += self._ahead
-            log.log(WARNING if self._ahead else INFO, "a step waits for a program to be compiled: %s", key)
+            log.log(
+                logging.WARNING if self._ahead else logging.INFO, "a step waits for a program to be compiled: %s", key
+            )
         if key not in self._made:
             compiling = self._compiling.pop(key, None)
             self._loading.discard(key)

@@ -27,15 +27,16 @@ from tests.patience import WAIT_S
 DTYPE = "bfloat16"
 
 
-def planned(folder: Path, platform: str) -> Deployment:
+def planned(folder: Path, platform: str, is_served: bool = True, **settings: Any) -> Deployment:
     model = folder / "config.json"
     model.write_text(json.dumps(CASES["llama"]))
     cache = folder / platform
-    cache.mkdir()
-    (cache / "native").symlink_to(cache_folder() / "native")
+    if not cache.exists():
+        cache.mkdir()
+        (cache / "native").symlink_to(cache_folder() / "native")
     sizes: dict[str, Any] = {"page_size": 4, "num_pages": 64, "max_batch_size": 2, "max_batch_prefill_tokens": 8}
-    config = Config(f"random:{model}", cache_dir=cache, dtype=DTYPE, max_total_tokens=64, **sizes)
-    deployment = plan_deployment(config, is_served=True)
+    config = Config(f"random:{model}", cache_dir=cache, dtype=DTYPE, max_total_tokens=64, **sizes, **settings)
+    deployment = plan_deployment(config, is_served=is_served)
     return replace(deployment, facts=replace(deployment.facts, platform=platform))
 
 
@@ -117,7 +118,13 @@ def test_a_step_is_measured_where_its_estimate_takes_much_of_the_pages_memory(
 
 
 def test_bursts_may_take_longer_where_no_client_waits(tmp_path: Path) -> None:
-    served = planned(tmp_path, "gpu")
-    assert (served.max_burst_ms, replace(served, is_served=False).max_burst_ms) == (10.0, 50.0)
-    given = replace(served.config, max_burst_ms=0.0)
-    assert replace(served, config=given, is_served=False).max_burst_ms == 0
+    bursts = [planned(tmp_path, "cpu", is_served).max_burst_ms for is_served in (True, False)]
+    assert bursts == [10.0, 50.0]
+    given = [planned(tmp_path, "cpu", is_served, max_burst_ms=0.0).max_burst_ms for is_served in (True, False)]
+    assert given == [0, 0]
+
+
+def test_the_longest_burst_is_among_the_choices_of_a_server_that_has_bursts(tmp_path: Path) -> None:
+    without, with_bursts = (planned(tmp_path, "cpu", max_burst=most) for most in (1, 4))
+    assert "max_burst_ms" not in {choice.name for choice in without.choices}
+    assert {choice.name: choice.value for choice in with_bursts.choices}["max_burst_ms"] == 10.0

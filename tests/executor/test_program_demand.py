@@ -97,6 +97,24 @@ def test_samples_miss_a_way_without_branches_more_than_one_for_fewer_rows(demand
     assert sorted(KEYS, key=demand.rank)[:2] == [("filtered", 64), ("plain", 8)]
 
 
+def test_guesses_miss_the_one_program_that_verifies_them() -> None:
+    shapes = replace(SHAPES, guesses=4)
+    keys = [key for batch in ProgramOrder(shapes).batches for key in batch]
+    demand = ProgramDemand(shapes.ladder, keys, WAYS)
+    demand.note_verify(20, None)
+    assert min(keys, key=demand.rank) == keys[0]
+    demand.is_noted = True
+    demand.note_verify(20, None)
+    best = ProgramTable(shapes.ladder, keys).verify(20)
+    assert best is not None
+    assert min(keys, key=demand.rank) == best
+    missed = demand.rank(best)
+    demand.note_verify(20, best)
+    assert demand.rank(best) == missed
+    demand.note_verify(20, (best[0], 2 * best[1]))
+    assert demand.rank(best) < missed
+
+
 def test_a_first_run_is_worth_it_once_its_time_was_lost(demand: ProgramDemand, first: ProgramTable) -> None:
     key, padding = StepShape(320), 512 - 320
     for count in range(1, 1 + int(FIRST_RUN_TOKENS // padding) + 1):
