@@ -178,7 +178,7 @@ def _facts(
 
 
 class _Bounds(NamedTuple):
-    """What nobody waits longer for, and the choices that led to it."""
+    """Limits of queues and steps, and the choices that led to them."""
 
     max_queued: int | None
     max_step_ms: float

@@ -25,13 +25,6 @@ def size_of(key: Key) -> int:
     return key.tokens if isinstance(key, StepShape) else key[1]
 
 
-def tuned_by(key: Key) -> Key | None:
-    """The program for as many decodes, which times the products that both have; None where it has none in common."""
-    if isinstance(key, StepShape):
-        return ("decode", key.tokens) if key.decodes_only else None
-    return ("decode", key[1]) if key[0] in ("burst", "shared") else None
-
-
 class ProgramTable:
     def __init__(self, ladder: Ladder, keys: Iterable[Key] = (), slow: frozenset[Key] = frozenset()) -> None:
         """`slow` are not chosen: a larger one takes less time."""

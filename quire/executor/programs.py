@@ -15,16 +15,17 @@ from quire.executor.draft import Draft
 from quire.executor.first_runs import FirstRuns
 from quire.executor.ladder import StepShape
 from quire.executor.program_demand import ProgramDemand
-from quire.executor.program_order import OTHER_PRODUCTS, WAYS, ProgramOrder
+from quire.executor.program_order import WAYS, ProgramOrder
 from quire.executor.program_queue import ProgramQueue
 from quire.executor.program_store import ProgramStore
-from quire.executor.program_table import Key, ProgramTable, size_of, tuned_by
+from quire.executor.program_table import Key, ProgramTable, size_of
 from quire.executor.replay import Announcer, Members, to_plain
 from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
 from quire.executor.step import State
 from quire.executor.step_costs import StepCosts
 from quire.executor.switching import switch_often_until
+from quire.executor.timed_programs import TimedPrograms
 from quire.models.model import Model
 from quire.models.params import ParamTree
 
@@ -68,7 +69,7 @@ class Programs:
         self._made: dict[Key, Any] = {}
         self._compiling: dict[Key, Future[Any]] = {}
         self._loading: set[Key] = set()  # those of them that are kept on disk
-        self._kept: frozenset[Key] = frozenset()  # on disk before any was made: nothing is timed to load them
+        self._timed = TimedPrograms(self.compiler)
         self._batches: list[list[Key]] = []  # that the table does not have yet
         self._complete: frozenset[Key] = frozenset()  # programs of batches that are complete
         self._runs = FirstRuns(shapes)
@@ -114,13 +115,14 @@ class Programs:
             return
         self._ahead = True
         keys = [key for batch in self.order.batches for key in batch]
-        self._kept = frozenset(filter(self.compiler.is_kept, keys))
+        if self._announcer is None:  # members may lack what is kept here
+            self._timed.kept = frozenset(filter(self.compiler.is_kept, keys))
         if self._processes is not None:
-            missing = set(self.order.for_processes) - self._made.keys() - self._compiling.keys() - self._kept
-            wanted = {key for key in missing if not self._times(key)}
+            missing = set(self.order.for_processes) - self._made.keys() - self._compiling.keys() - self._timed.kept
+            wanted = {key for key in missing if not self._timed.times(key)}
             # Those that wait for another are begun late.
-            self._processes.want(wanted, {key for key in self.order.first if self._timed_for(key) is None})
-        self._begin_missing(key for key in keys if not self._times(key) and self._timed_for(key) is None)
+            self._processes.want(wanted, {key for key in self.order.first if self._timed.timed_for(key) is None})
+        self._begin_missing(key for key in keys if not self._timed.times(key) and self._timed.timed_for(key) is None)
 
     def set_weights(self, weights: ParamTree, draft: Draft | None) -> None:
         """The weights themselves, where programs have begun with their structure."""
@@ -146,20 +148,7 @@ class Programs:
 
     @property
     def _is_timing(self) -> bool:
-        return any(self._is_timed(key) and not future.done() for key, future in self._compiling.items())
-
-    def _is_timed(self, key: Key) -> bool:
-        return key[0] == "decode" and key not in self._kept and self.compiler.times_decodes(size_of(key))
-
-    def _times(self, key: Key) -> bool:
-        """True if XLA times products of this program that no other has timed."""
-        is_step = not key.decodes_only if isinstance(key, StepShape) else key[0] in OTHER_PRODUCTS
-        return self._is_timed(key) or (is_step and key not in self._kept and self.compiler.times_few(size_of(key)))
-
-    def _timed_for(self, key: Key) -> Key | None:
-        """The program that times the products of another one."""
-        first = tuned_by(key)
-        return first if first is not None and self._is_timed(first) else None
+        return any(self._timed.is_timed(key) and not future.done() for key, future in self._compiling.items())
 
     @property
     def step_sizes(self) -> tuple[int, ...]:
@@ -217,13 +206,13 @@ class Programs:
 
     def _begin_missing(self, keys: Iterable[Key]) -> None:
         missing = [key for key in dict.fromkeys(keys) if key not in self._made and key not in self._compiling]
-        for key in sorted(missing, key=lambda key: self._timed_for(key) is not None):
+        for key in sorted(missing, key=lambda key: self._timed.timed_for(key) is not None):
             self._compiling[key] = self._begin(key)
 
     def _begin(self, key: Key) -> Future[Any]:
         """Make a program on a thread. XLA times products of decodes once for all programs that have the same."""
-        first = self._timed_for(key)
-        if first is None and not self._is_timed(key):
+        first = self._timed.timed_for(key)
+        if first is None and not self._timed.is_timed(key):
             return self._queue.add(key)
         other = None if first is None else self._compiling.get(first)
         return self._tuning_pool.submit(self._make, key) if other is None else self._queue.add(key, other)

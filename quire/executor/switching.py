@@ -1,4 +1,4 @@
-"""How long one thread may keep Python from the others."""
+"""The time for which one thread may keep Python from the others."""
 
 import sys
 from collections.abc import Callable, Collection

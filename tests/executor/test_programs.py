@@ -6,7 +6,7 @@ from functools import partial
 from math import prod
 from pathlib import Path
 from threading import Event
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import jax
@@ -37,6 +37,7 @@ from quire.request import Request, SamplingParams
 from tests.compiling import AS_SERVED
 from tests.executor.rig import FEW_SHAPES, Rig, config_of, quickly_compiled
 from tests.executor.sampling import slot_start
+from tests.executor.test_replay import Direct
 from tests.executor.test_schedules import check
 from tests.executor.workload import GREEDY, workload
 from tests.models.tiny import NamedTensors
@@ -225,8 +226,10 @@ def test_the_log_says_how_many_programs_are_to_come_and_when_all_are_there(
     assert "all programs are compiled" not in caplog.text
     for event in programs.may_make.values():
         event.set()
-    programs._pool.shutdown(wait=True)
-    assert "all programs are compiled" in caplog.text
+    until_s = monotonic() + WAIT_S
+    while "all programs are compiled" not in caplog.text:
+        assert monotonic() < until_s
+        sleep(0.01)
     programs.close()
 
 
@@ -275,6 +278,19 @@ def test_kept_programs_of_timed_products_are_loaded_with_the_others_and_nothing_
         programs.close()
         for key in [key for batch in programs.order.batches for key in batch]:
             programs.may_make.setdefault(key, Event()).set()
+
+
+def test_members_of_a_group_may_lack_what_one_of_them_keeps_so_that_all_time_it(
+    model: Model, weights: ParamTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler.Compiler, "times_decodes", lambda self, rows: True)
+    shapes = replace(FEW_SHAPES, specialised=True)
+    programs = Slow(model, weights, shapes, threads=1, store=Full(tmp_path, "a model"), members=Direct())
+    programs.begin()
+    assert {("decode", shape.tokens) for shape in shapes.ladder.decodes}.isdisjoint(programs._compiling)
+    programs.close()
+    for key in [key for batch in programs.order.batches for key in batch]:
+        programs.may_make.setdefault(key, Event()).set()
 
 
 def test_small_programs_are_kept_and_check_and_empty_state_trace_nothing(
