@@ -12,6 +12,7 @@ from quire.executor.ladder import StepShape
 from quire.executor.program_table import Key
 from quire.executor.programs import Programs
 from quire.executor.sampler import Sampled
+from quire.executor.timed_programs import TimedPrograms
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
 from tests.executor.rig import FEW_SHAPES, config_of
@@ -24,14 +25,10 @@ SHAPES = replace(FEW_SHAPES, min_tokens=1, burst=4, specialised=True)
 class Recorded(Programs):
     """Its programs note that they are made and run, and do nothing; those of one kind are made when they may be."""
 
-    times = False
     waiting = "burst"
     may_tune: Event
     made: list[Key]
     ran: list[Key]
-
-    def _is_timed(self, key: Key) -> bool:
-        return self.times and key[0] == "decode"
 
     def _make(self, key: Key) -> Any:
         if key[0] == self.waiting:
@@ -45,6 +42,11 @@ class Recorded(Programs):
         return run
 
 
+class TimedDecodes(TimedPrograms):
+    def is_timed(self, key: Key) -> bool:
+        return key[0] == "decode"
+
+
 @pytest.fixture
 def untimed() -> Recorded:
     model = build_model(config_of("llama", num_hidden_layers=1))
@@ -56,7 +58,7 @@ def untimed() -> Recorded:
 @pytest.fixture
 def programs(untimed: Recorded) -> Recorded:
     """XLA times the products of decodes."""
-    untimed.times, untimed.waiting = True, "decode"
+    untimed._timed, untimed.waiting = TimedDecodes(untimed.compiler), "decode"
     return untimed
 
 
