@@ -282,9 +282,8 @@ class Programs:
         is_late = key not in self.table.keys
         if is_late:
             self.num_late += self._ahead
-            log.log(
-                logging.WARNING if self._ahead else logging.INFO, "a step waits for a program to be compiled: %s", key
-            )
+            level = logging.WARNING if self._ahead else logging.INFO
+            log.log(level, "a step waits for a program to be compiled: %s", key)
         if key not in self._made:
             compiling = self._compiling.pop(key, None)
             self._loading.discard(key)

@@ -31,9 +31,8 @@ def part_of(spec: AttentionSpec, q: jax.Array, pages: Any, rows: int) -> int | N
 class Items(NamedTuple):
     """The list of work: parts of contexts, the longest first. Those behind the first `length` are not to be read."""
 
-    fields: (
-        jax.Array
-    )  # [n, 5]: token, slot, first position, the one after the last, and which part it is; -1: the whole
+    # [n, 5]: token, slot, first position, the one after the last, and which part it is; -1: the whole
+    fields: jax.Array
     length: jax.Array  # [1]
     parts: jax.Array  # [t]: of each token
 

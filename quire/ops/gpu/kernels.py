@@ -64,21 +64,25 @@ def place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[jax.Arra
     return place_heads(heads, pages, targets)
 
 
-def attend_by(
-    decode: Callable[..., jax.Array],
-    spec: AttentionSpec,
-    q: jax.Array,
-    pages: Pages,
-    page_table: jax.Array,
-    tiles: Tiles,
-    sinks: jax.Array | None = None,
-) -> jax.Array:
-    """By a kernel for the single tokens, and by one for the others."""
-    single = tiles.num_single
-    out = decode(spec, q, pages, page_table, tiles.part(0, single), sinks) if single else None
-    if out is not None and single == len(tiles):
-        return out
-    return prefill_attention(spec, q, pages, page_table, tiles.part(single, len(tiles)), out, sinks)
+def attend_by(decode: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Attention by this kernel for the single tokens, and by one for the others."""
+
+    @partial(jax.jit, static_argnums=0)
+    def attend(
+        spec: AttentionSpec,
+        q: jax.Array,
+        pages: Pages,
+        page_table: jax.Array,
+        tiles: Tiles,
+        sinks: jax.Array | None = None,
+    ) -> jax.Array:
+        single = tiles.num_single
+        out = decode(spec, q, pages, page_table, tiles.part(0, single), sinks) if single else None
+        if out is not None and single == len(tiles):
+            return out
+        return prefill_attention(spec, q, pages, page_table, tiles.part(single, len(tiles)), out, sinks)
+
+    return attend
 
 
 def decode_on_hopper(
@@ -99,28 +103,7 @@ def decode_on_hopper(
     return combine_parts(out, counts, parts)
 
 
-@partial(jax.jit, static_argnums=0)
-def attend(
-    spec: AttentionSpec,
-    q: jax.Array,
-    pages: Pages,
-    page_table: jax.Array,
-    tiles: Tiles,
-    sinks: jax.Array | None = None,
-) -> jax.Array:
-    return attend_by(decode_attention, spec, q, pages, page_table, tiles, sinks)
-
-
-@partial(jax.jit, static_argnums=0)
-def attend_on_hopper(
-    spec: AttentionSpec,
-    q: jax.Array,
-    pages: Pages,
-    page_table: jax.Array,
-    tiles: Tiles,
-    sinks: jax.Array | None = None,
-) -> jax.Array:
-    return attend_by(decode_on_hopper, spec, q, pages, page_table, tiles, sinks)
+attend, attend_on_hopper = attend_by(decode_attention), attend_by(decode_on_hopper)
 
 
 @cache
