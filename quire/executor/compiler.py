@@ -19,11 +19,11 @@ from quire.executor.compute_capability import compute_capability
 from quire.executor.draft import Draft, guess_by_draft, num_packed
 from quire.executor.fused_steps import FUSED_KINDS, fused_shape, fused_step
 from quire.executor.guesses import guess_by_lookup
-from quire.executor.host_pages import gather_pages, scatter_pages, stacks_of
+from quire.executor.host_pages import gather_pages, scatter_blocks, scatter_pages, stacks_of
 from quire.executor.ladder import TIMED_ROWS, StepShape
 from quire.executor.launch import NUM_FEATURES, num_sample_fields, sizes
 from quire.executor.layer_state import PageArrays, PageLayout, SlotArrays, page_layout
-from quire.executor.pinned_blocks import PINNED_KINDS, blocks_like, place_pages, split_pages
+from quire.executor.pinned_blocks import PINNED_KINDS, blocks_like, split_pages
 from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import Key
 from quire.executor.shapes import Shapes
@@ -49,6 +49,9 @@ from quire.request import num_mask_words
 from quire.sharding import put as put_on_devices
 
 log = logging.getLogger(__name__)
+
+# Programs that take pages from their arrays, or put them there.
+MOVES: dict[str, Any] = {"save": gather_pages, "split": split_pages, "restore": scatter_pages, "place": scatter_blocks}
 
 
 class Compiler:
@@ -199,15 +202,10 @@ class Compiler:
         if kind == "copy":
             places = None if self._placement is None else self._placement.pages
             return self._compile_traced(copy_pages, 0, places, state.pages, _array((size, 2), jnp.int32))
-        if kind in ("save", "split"):
-            return self._compile_save(kind, size)
+        if kind in MOVES:
+            return self._compile_move(kind, size)
         if kind in (SAVE, LOAD):
             return self._compile_states(kind, size)
-        if kind in ("restore", "place"):
-            places = None if self._placement is None else (self._placement.pages, self.whole)
-            scatter = partial(scatter_pages if kind == "restore" else place_pages, stacks_of(state.pages))
-            inputs = (state.pages, _array((size,), jnp.int32), self._moved(kind, size))
-            return self._compile_traced(scatter, 0, places, *inputs)
         return self._compile_sample(cast(SamplingWay, kind), size)
 
     def _compile_states(self, kind: str, size: int) -> Any:
@@ -217,12 +215,14 @@ class Compiler:
         places = jax.tree.map(lambda array: array.sharding, into)
         return self._compile_traced(copy_states, 0, places, into, source, _array((size, 2), jnp.int32))
 
-    def _compile_save(self, kind: str, size: int) -> Any:
-        """Takes pages from the device to the host."""
-        pages = self._state.pages
-        gather = partial(gather_pages if kind == "save" else split_pages, stacks_of(pages))
-        places = jax.tree.map(lambda one: one.sharding, self._moved(kind, size))
-        return self._compile_traced(gather, (), places, pages, _array((size,), jnp.int32))
+    def _compile_move(self, kind: str, size: int) -> Any:
+        pages, moved = self._state.pages, self._moved(kind, size)
+        move = partial(MOVES[kind], self._compiled.kernels.moves, stacks_of(pages))
+        inputs = pages, _array((size,), jnp.int32)
+        if kind in ("save", "split"):
+            return self._compile_traced(move, (), jax.tree.map(lambda one: one.sharding, moved), *inputs)
+        places = None if self._placement is None else (self._placement.pages, self.whole)
+        return self._compile_traced(move, 0, places, *inputs, moved)
 
     def _moved(self, kind: str, num_pages: int) -> list[Any]:
         """The structure of `num_pages` on their way to or from the host."""

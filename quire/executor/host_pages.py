@@ -11,15 +11,16 @@ from math import prod
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from quire.executor.program_order import HOST_COPY_SIZES
+from quire.ops.page_moves import PageMoves
 from quire.sharding import put
 
 HOST_KINDS = ("save", "restore")  # programs that copy pages to the host and from it
 HostArray = np.ndarray[Any, np.dtype[Any]]
+BlockArrays = list[jax.Array]  # one for each stack: [pages, arrays, page_size, ...]
 
 
 class Stack(NamedTuple):
@@ -58,27 +59,37 @@ def stacks_of(pages: Any) -> list[Stack]:
     return stacks
 
 
-def gather_pages(stacks: Sequence[Stack], pages: Any, sources: jax.Array) -> list[jax.Array]:
+def gather_pages(moves: PageMoves, stacks: Sequence[Stack], pages: Any, sources: jax.Array) -> BlockArrays:
     """The contents of some pages, stacked."""
+    (block,) = gather_blocks(moves, stacks, pages, sources, sources.shape[0])
+    return block
+
+
+def gather_blocks(
+    moves: PageMoves, stacks: Sequence[Stack], pages: Any, sources: jax.Array, rows: int
+) -> list[BlockArrays]:
+    """The same in blocks of so many pages."""
     leaves = jax.tree.leaves(pages)
-    return [jnp.stack([leaves[index][sources] for index in stack.members], axis=1) for stack in stacks]
+    gathered = [moves.gather([leaves[index] for index in stack.members], sources, rows) for stack in stacks]
+    return [list(block) for block in zip(*gathered, strict=True)]
 
 
 def scatter_pages(
-    stacks: Sequence[Stack], pages: Any, targets: jax.Array, stacked: Sequence[jax.Array]
+    moves: PageMoves, stacks: Sequence[Stack], pages: Any, targets: jax.Array, stacked: BlockArrays
 ) -> tuple[Any, jax.Array]:
-    """The page arrays with `stacked` in some pages, and a number that is there when they are.
+    """The page arrays with `stacked` in some pages, and a number that is there when they are."""
+    return scatter_blocks(moves, stacks, pages, targets, [stacked])
 
-    What goes nowhere goes behind the last page, which writes nothing: many rows that write one page wait for each other
-    on a GPU. So no page is written twice, which also writes them faster.
-    """
+
+def scatter_blocks(
+    moves: PageMoves, stacks: Sequence[Stack], pages: Any, targets: jax.Array, blocks: Sequence[BlockArrays]
+) -> tuple[Any, jax.Array]:
+    """The same with the pages of `blocks`."""
     leaves, structure = jax.tree.flatten(pages)
-    rows = jnp.arange(targets.shape[0], dtype=targets.dtype)
-    for stack, contents in zip(stacks, stacked, strict=True):
-        for place, index in enumerate(stack.members):
-            into = leaves[index]
-            where = jnp.where(targets > 0, targets, into.shape[0] + rows)
-            leaves[index] = into.at[where].set(contents[:, place], mode="drop", unique_indices=True)
+    for stack, contents in zip(stacks, zip(*blocks, strict=True), strict=True):
+        written = moves.scatter([leaves[index] for index in stack.members], targets, contents)
+        for index, leaf in zip(stack.members, written, strict=True):
+            leaves[index] = leaf
     return jax.tree.unflatten(structure, leaves), targets[-1]
 
 

@@ -1,20 +1,18 @@
-"""Blocks of pages in pinned host memory, and the programs that fill and empty them on the device."""
+"""Blocks of pages in pinned host memory, and the program that fills them on the device."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
-from quire.executor.host_pages import Stack, gather_pages, scatter_pages
+from quire.executor.host_pages import BlockArrays, Stack, gather_blocks
+from quire.ops.page_moves import PageMoves
 
 PINNED_KINDS = ("split", "place")  # programs for pages on their way to the host and from it
 PINNED, DEVICE = "pinned_host", "device"  # kinds of memory, as JAX names them
 BLOCK_PAGES = 16  # at most
 SMALL_BLOCKS = {2: 1, 12: 4}  # pages of a block, by the pages of a program that has smaller ones
-
-BlockArrays = list[jax.Array]  # one for each stack: [pages, arrays, page_size, ...]
 
 
 def memory_of(stack: Stack, kind: str) -> Sharding:
@@ -39,19 +37,9 @@ def blocks_like(stacks: Sequence[Stack], num_pages: int) -> list[list[jax.ShapeD
     return [block] * (num_pages // rows)
 
 
-def split_pages(stacks: Sequence[Stack], pages: Any, sources: jax.Array) -> list[BlockArrays]:
+def split_pages(moves: PageMoves, stacks: Sequence[Stack], pages: Any, sources: jax.Array) -> list[BlockArrays]:
     """The contents of some pages, in blocks."""
-    gathered, count = gather_pages(stacks, pages, sources), sources.shape[0]
-    rows = block_pages(count)
-    return [[one[begin : begin + rows] for one in gathered] for begin in range(0, count, rows)]
-
-
-def place_pages(
-    stacks: Sequence[Stack], pages: Any, targets: jax.Array, blocks: Sequence[BlockArrays]
-) -> tuple[Any, jax.Array]:
-    """The page arrays with the pages of `blocks` in some of theirs, and a number that is there when they are."""
-    stacked = [jnp.concatenate(list(one)) for one in zip(*blocks, strict=True)]
-    return scatter_pages(stacks, pages, targets, stacked)
+    return gather_blocks(moves, stacks, pages, sources, block_pages(sources.shape[0]))
 
 
 class PinnedBlock:

@@ -19,14 +19,13 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from quire.executor.block_saves import BlockSaves
-from quire.executor.host_pages import HOST_KINDS, Fetched, stacks_of
+from quire.executor.host_pages import HOST_KINDS, BlockArrays, Fetched, stacks_of
 from quire.executor.pinned_blocks import (
     BLOCK_PAGES,
     DEVICE,
     PINNED,
     PINNED_KINDS,
     SMALL_BLOCKS,
-    BlockArrays,
     BlockRow,
     PinnedBlock,
     block_pages,

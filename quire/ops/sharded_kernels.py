@@ -17,6 +17,7 @@ from quire.ops.adapters import add_products
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import Heads
 from quire.ops.norms import Norms, rms_norm
+from quire.ops.page_moves import PLAIN_MOVES
 from quire.ops.pages import KVWriteTargets, Pages, Segments, Tiles
 from quire.ops.recurrence import Recurrence, RecurrentKernels, convolve
 from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
@@ -45,6 +46,7 @@ def sharded(kernels: Kernels, mesh: Mesh) -> Kernels:
         adapter_product=add_products,  # plain: the compiler partitions it
         experts=sharded_experts(kernels.experts, mesh),
         rounding=PLAIN_ROUNDING,  # the same
+        moves=PLAIN_MOVES,  # the same
         filter_cuts=None if kernels.filter_cuts is None else devices.on_whole_arrays(kernels.filter_cuts),
         highest=None if kernels.highest is None else _whole_highest(kernels.highest, devices),
         skips_padding=False,  # XLA's products do not

@@ -13,6 +13,7 @@ from quire.ops.expert_product import ExpertKernels
 from quire.ops.heads import Heads
 from quire.ops.norms import PLAIN as PLAIN_NORMS
 from quire.ops.norms import Norms
+from quire.ops.page_moves import PLAIN_MOVES, PageMoves
 from quire.ops.pages import KVWriteTargets, PageAccess, Pages, Segments, Tiles, as_they_meet, put, read_tokens, written
 from quire.ops.recurrence import PLAIN as PLAIN_RECURRENT
 from quire.ops.recurrence import RecurrentKernels
@@ -44,7 +45,8 @@ class Kernels(NamedTuple):
     the sinks [k, g] of a layer that has some. `decode_norms` are the norms of steps of decodes alone; `filter_cuts`
     and `highest` are for sampling, where XLA alone takes too long; `highest` comes with `filter_cuts`.
     `adapter_product` adds the products with adapters to others. `recurrent` is for layers with a recurrent state,
-    `experts` for layers with experts. `rounding` makes rows for products of codes of eight bits.
+    `experts` for layers with experts. `rounding` makes rows for products of codes of eight bits. `moves` copy
+    pages between their arrays and blocks.
     """
 
     place: Callable[[Heads, Pages, KVWriteTargets], tuple[jax.Array, Pages]]
@@ -63,6 +65,7 @@ class Kernels(NamedTuple):
     )
     experts: ExpertKernels = NO_EXPERT_KERNELS
     rounding: RoundingOps = PLAIN_ROUNDING
+    moves: PageMoves = PLAIN_MOVES
     skips_padding: bool = False  # products do, where they are the platform's own
 
 

@@ -14,9 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from quire.executor import block_saves
 from quire.executor.block_saves import LONG_STEP_TOKENS, BlockSaves
+from quire.executor.compiler import MOVES
 from quire.executor.host_pages import stacks_of
-from quire.executor.pinned_blocks import PINNED, PinnedBlock, memory_of, place_pages, split_pages
+from quire.executor.pinned_blocks import PINNED, PinnedBlock, memory_of
 from quire.executor.pinned_pages import PinnedPages
+from quire.ops.page_moves import PLAIN_MOVES
 
 NUM_PAGES, NUM_HOST_PAGES = 80, 48
 LIKE = [jax.ShapeDtypeStruct((NUM_PAGES, 3), "int32") for _ in range(2)]
@@ -27,7 +29,7 @@ PAGE_BYTES = STACKS[0].num_bytes
 
 @cache
 def program(kind: str, _size: int) -> Any:
-    return jax.jit(partial({"split": split_pages, "place": place_pages}[kind], STACKS))
+    return jax.jit(partial(MOVES[kind], PLAIN_MOVES, STACKS))
 
 
 def block_of(size: int, is_used: bool = True) -> PinnedBlock:

@@ -12,6 +12,7 @@ from quire.executor.executor import JaxExecutor
 from quire.executor.host_pages import HostPages, as_bytes, gather_pages
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
+from quire.ops.page_moves import PLAIN_MOVES
 from quire.page_folder.page_file import ArrayForm, PageFiles
 from tests.executor.conftest import SHAPES, config_of
 from tests.executor.rig import NamedTensors
@@ -44,7 +45,7 @@ def test_pages_of_any_dtype_with_scales_are_the_same_in_files_and_elsewhere(dtyp
     ]
     assert {one.dtype for one in arrays} == {dtype, "float32"}
     sources = jnp.array([7, 2, 5, 0])
-    data = as_bytes([(3, gather_pages(host.stacks, pages, sources))])
+    data = as_bytes([(3, gather_pages(PLAIN_MOVES, host.stacks, pages, sources))])
     files = PageFiles("0" * 32, 4, host.page_bytes, arrays)
     for place, page in enumerate((3, 1, 4)):
         name = bytes([place]) * 16, 0

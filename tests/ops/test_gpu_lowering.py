@@ -1,5 +1,5 @@
-"""The GPU's kernels for attention and for recurrent layers can be translated for a GPU, also where there is none:
-interpreting them shows less."""
+"""The GPU's kernels for attention, for recurrent layers and for moves of pages can be translated for a GPU, also where
+there is none: interpreting them shows less."""
 
 import subprocess
 import sys
@@ -15,6 +15,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.kernels import GPU, attend
 from quire.ops.gpu.mosaic import HAS_MOSAIC
+from quire.ops.gpu.move_pages import MOST_ARRAYS
 from quire.ops.heads import Heads
 from quire.ops.kernels import kernels_for
 from quire.ops.pages import TILE, CodedPages, KVWriteTargets, PageAccess, SharedPrefixes, Tiles
@@ -246,3 +247,33 @@ def test_recurrent_layers_are_translated(name: str, dtype: str, num_single: int,
     assert text.count('name = "convolve_single"') == decodes_only
     for work in ("gather", "scatter", "while"):
         assert (f"stablehlo.{work}" in text) == (not decodes_only)
+
+
+def translated(function: Any, *given: Any) -> str:
+    with on_an_h200():
+        return jax.jit(function).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize(("count", "page"), [(64, (32, 8, 128)), (9, (7, 3, 50))], ids=str)
+def test_moves_are_translated(count: int, page: tuple[int, ...], dtype: str) -> None:
+    """Of four blocks, which have one kernel. Nothing else is launched."""
+    arrays = [jax.ShapeDtypeStruct((2048, *page), dtype)] * count
+    numbers, blocks = jax.ShapeDtypeStruct((64,), "int32"), [jax.ShapeDtypeStruct((16, count, *page), dtype)] * 4
+    texts = {
+        "gather": translated(partial(GPU.moves.gather, rows=16), arrays, numbers),
+        "scatter": translated(GPU.moves.scatter, arrays, numbers, blocks),
+    }
+    assert texts["scatter"].count("output_operand_alias<") == count, "arrays are written in place"
+    for name, text in texts.items():
+        assert text.count("stablehlo.custom_call") == text.count(f'name = "{name}_pages"') == 1
+        assert text.count(f" call @_{name}_block") == 4
+        for work in ("gather", "scatter", "slice", "concatenate"):
+            assert f"stablehlo.{work}" not in text
+
+
+def test_as_many_arrays_as_a_launch_takes_are_translated() -> None:
+    arrays = [jax.ShapeDtypeStruct((64, 1024), "bfloat16")] * (MOST_ARRAYS + 1)
+    numbers, blocks = jax.ShapeDtypeStruct((2,), "int32"), [jax.ShapeDtypeStruct((2, len(arrays), 1024), "bfloat16")]
+    text = translated(GPU.moves.scatter, arrays, numbers, blocks)
+    assert text.count("stablehlo.custom_call") == text.count('name = "scatter_pages"') == 2

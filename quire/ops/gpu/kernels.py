@@ -25,12 +25,14 @@ from quire.ops.gpu.expert_product import expert_product
 from quire.ops.gpu.filter_cuts import filter_cuts
 from quire.ops.gpu.latent_attention import IN_LITTLE_MEMORY, latent_attention
 from quire.ops.gpu.mosaic import HAS_MOSAIC
+from quire.ops.gpu.move_pages import gather, scatter
 from quire.ops.gpu.parts import combine_parts
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import prefill_attention
 from quire.ops.gpu.recurrence import convolve_single, recur_single
 from quire.ops.heads import Heads
 from quire.ops.norms import Norms
+from quire.ops.page_moves import PageMoves
 from quire.ops.pages import CodedPages, KVWriteTargets, Pages, Segments, Tiles
 from quire.ops.recurrence import Recurrence, RecurrentKernels, recur_in_tiles
 from quire.ops.recurrence import convolve as plainly_convolved
@@ -276,6 +278,7 @@ GPU = Kernels(
     attend_latent=attend_latent,
     experts=kernels_of(expert_product, choose_experts),
     rounding=RoundingOps(round_rows, add_rms_norm_rounded, gate),
+    moves=PageMoves(gather, scatter),
 )
 
 
