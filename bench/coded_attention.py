@@ -22,8 +22,9 @@ from device_time import kernels as device_kernels
 from gpu_kernels import SPEC, paged, queries
 
 from quire.executor.compute_capability import compute_capability
-from quire.ops.gpu.decode_attention import MAX_PARTS, Tiling, decode_attention
+from quire.ops.gpu.decode_attention import Tiling, decode_attention
 from quire.ops.gpu.decode_items import PARTS, part_of
+from quire.ops.gpu.decode_list import MAX_PARTS
 from quire.ops.gpu.kernels import HOPPER
 from quire.ops.gpu.parts import combine_parts
 from quire.ops.pages import CodedPages, Pages, Tiles, coded

@@ -23,7 +23,7 @@ def shapes_of(
     )
     kernels = kernels_for(facts.platform, resolved.dtype, mesh, facts.compute_capability, resolved.fixed_order)
     full_groups = tuple(group for group, reach in enumerate(layout.groups) if reach is None)
-    shares = facts.platform == "gpu" and limits.prefix_caching and not resolved.fixed_order
+    shares = facts.platform == "gpu" and limits.prefix_caching
     shares &= any(spec.sees_all and spec.value_dim is None for spec in attention)
     return Shapes(
         num_pages=2,

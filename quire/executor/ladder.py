@@ -20,6 +20,7 @@ MIDDLES_FROM = 16
 TWOS_FROM = 64
 # Programs that read the pages that decodes share together: for decodes alone from so many rows on, and all others from
 # so many tokens on. There the kernel for it ends at once where nothing is shared, which takes a share of short steps.
+# Where numbers are added in one order no other kernel is for it, and all programs read them together.
 SHARED_ROWS = 64
 SHARED_TOKENS = 256
 MIDDLE_PROMPTS = (128, 512, 1024, 2048)  # tokens, for which a server on a GPU has programs from the start
@@ -59,6 +60,7 @@ class Ladder:
         fresh_from: int = 2048,
         max_guesses: int = 0,
         shares: bool = False,
+        shares_in_all: bool = False,
     ) -> None:
         self.max_rows = max_rows
         self._is_fine = is_fine
@@ -69,7 +71,7 @@ class Ladder:
         self._tokens = sorted({*steps, max(max_prefill_tokens, min_tokens)})  # a full prefill is the longest step
         rows = coarse(min(min_tokens, max_rows), max_rows, middles_from=32)
         self._decodes = [StepShape(count, decodes_only=True) for count in rows] if has_decodes else []
-        self._shares = shares
+        self._shares, self._shares_from = shares, 0 if shares_in_all else SHARED_TOKENS
         # Every second step is enough: reading shared pages once saves more than padding costs.
         rows = [count for count in rows[::-2][::-1] if count >= min(SHARED_ROWS, max_rows)]
         self.shared = [StepShape(count, decodes_only=True, shares=True) for count in rows if shares and has_decodes]
@@ -132,7 +134,7 @@ class Ladder:
         """True if decodes can read shared pages together in a step of this shape."""
         if shape.decodes_only:
             return shape.shares
-        return self._shares and shape.tokens >= SHARED_TOKENS and not shape.scores and not shape.fresh_sequences
+        return self._shares and shape.tokens >= self._shares_from and not shape.scores and not shape.fresh_sequences
 
     def choose(self, needed: StepShape, num_tiles: int, among: Iterable[StepShape]) -> StepShape | None:
         """The smallest of these shapes for a step that needs this one; decodes prefer their own shapes."""

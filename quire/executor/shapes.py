@@ -63,4 +63,5 @@ class Shapes:
             fresh_from=self.fresh_from,
             max_guesses=self.step_guesses,
             shares=bool(self.shared_groups),
+            shares_in_all=self.fixed_order,
         )

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from quire.executor import compiler, ladder, shared_prefixes
 from quire.executor.ladder import StepShape
-from quire.executor.launch import Launch, Packer
+from quire.executor.launch import Launch, Packer, num_shared_tiles
+from quire.executor.program_order import ProgramOrder
 from quire.executor.programs import Programs
 from quire.executor.shared_prefixes import MIN_SAVED, PageTables, SharedTiles
 from quire.ops.attention_spec import AttentionSpec
@@ -207,3 +208,14 @@ def test_answers_are_the_same_whether_pages_are_read_together_or_not(monkeypatch
     assert answers[0] == answers[1]
     assert {("shared", 4), StepShape(16)} <= used
     assert {(False, True), (True, True)} <= set(launches)
+
+
+def test_with_one_order_of_sums_all_programs_of_decodes_read_shared_pages_together() -> None:
+    shapes = replace(FEW_SHAPES, specialised=True, shared_groups=(0,), fixed_order=True)
+    order = ProgramOrder(shapes)
+    made = [key for batch in order.batches for key in batch]
+    steps = [key for key in made if isinstance(key, StepShape)]
+    assert steps
+    assert all(num_shared_tiles(shape, shapes) > 0 for shape in steps if not shape.scores)
+    assert not any(shapes.ladder.shares(shape) for shape in steps if shape.scores)
+    assert not any(key[0] == "shared" for key in made if not isinstance(key, StepShape))

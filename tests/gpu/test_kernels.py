@@ -171,6 +171,27 @@ def test_decodes_that_share_pages_read_them_together(name: str, dtype: str, page
 
 
 @each_case
+def test_decodes_that_share_pages_read_them_in_packs_with_the_bits_that_they_have_alone(
+    name: str, dtype: str, page_size: int
+) -> None:
+    """In short parts some have them of two lengths, so that not all of a group are in packs."""
+    spec = SPECS[name]
+    longest = page_size * WIDTH - 1
+    positions = [longest, 192, 64, 193, 130, longest, 300, 0]
+    places = [*((position, 1) for position in positions), (5, 0)]
+    q, pages, page_table, tiles = paged(replace(spec, window=None), page_size, dtype, places, num_single=len(places))
+    table, shared = with_shared(page_table, tiles, page_size)
+    coded = [in_codes(pages, each) for each in CACHE_DTYPES] if name == "8B" and dtype == "bfloat16" else []
+    for given in (pages, *coded):
+        for part in (32, 64):
+            how: Any = {"part": part, "in_packs": True, "interpret": INTERPRET}
+            run = jax.jit(partial(decode_attention, spec, **how))
+            alone, packed = (run(q, given, table, each, sinks_of(spec)) for each in (tiles, shared))
+            assert np.array_equal(*(np.asarray(each[: len(positions)].astype(jnp.float32)) for each in (alone, packed)))
+            check(packed, tiled_attention(spec, q, given, table, tiles, sinks_of(spec)), dtype)
+
+
+@each_case
 def test_tiles_of_prefills_read_their_contexts_and_leave_the_decodes_before_them(
     name: str, dtype: str, page_size: int
 ) -> None:

@@ -17,6 +17,8 @@ from quire.config import Config
 from quire.engine.build import build_engine, plan_deployment
 from quire.engine.built import Built
 from quire.engine.engine import Engine
+from quire.executor import shared_prefixes
+from quire.executor.launch import Launch, Packer
 from quire.request import Request, SamplingParams
 
 pytestmark = pytest.mark.gpu
@@ -126,6 +128,36 @@ def test_answers_do_not_depend_on_how_prompts_are_cut(built: Built, alone: Answe
 def test_answers_do_not_depend_on_reused_prefixes(built: Built, alone: Answers) -> None:
     for _ in range(2):
         compare(built, alone, crowd(built, 6), salt="reused")
+
+
+@pytest.mark.parametrize("count", [4, 12, 40] if ON_GPU else [4])
+def test_answers_do_not_depend_on_others_that_read_the_same_pages(
+    built: Built, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU they read them together. Sequences end one after the other, so that those are others in each step."""
+    monkeypatch.setattr(shared_prefixes, "MIN_SAVED", 1)
+    rng = np.random.default_rng(11)
+    begin = tuple(rng.integers(0, built.deployment.model.vocab_size, 600 if ON_GPU else 40).tolist())
+    asked = [
+        Request(n, (*begin, *range(1, 2 + 5 * n % 300)), 4 + 3 * n % 37, SAMPLINGS[n % len(SAMPLINGS)], seed=n)
+        for n in range(count)
+    ]
+    alone: Answers = {}
+    for one in asked[:12]:
+        alone |= run(built, [replace(one, salt=f"by itself {one.request_id}")])
+    together: list[int] = []
+    with_shared = Packer.with_shared
+
+    def noted(self: Packer, launch: Launch, chunks: Any) -> Launch:
+        found = with_shared(self, launch, chunks)
+        together.append(0 if found.shared is None else int((found.shared.tile_of >= 0).sum()))
+        return found
+
+    monkeypatch.setattr(Packer, "with_shared", noted)
+    run(built, [replace(asked[0], salt=f"together {count}")])
+    found = run(built, [replace(one, salt=f"together {count}") for one in asked])
+    assert {number: found[number] for number in alone} == alone
+    assert not ON_GPU or max(together) >= min(count, 8)
 
 
 def test_answers_do_not_depend_on_preemptions(built: Built, alone: Answers) -> None:

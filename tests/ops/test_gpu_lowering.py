@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.gpu import fixed_order
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.kernels import GPU, attend
 from quire.ops.gpu.mosaic import HAS_MOSAIC
@@ -118,9 +119,14 @@ def test_attention_to_shared_prefixes_is_translated(name: str, dtype: str, num_s
     tiles = Tiles(each, each, each, each, num_single, shared)
     with on_an_h200():
         sinks = jnp.zeros((spec.kv_heads, spec.group), q.dtype) if spec.has_sinks else None
-        traced = jax.jit(partial(attend, spec)).trace(q, pages, jnp.zeros((9, 40), jnp.int32), tiles, sinks)
-        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+        given = q, pages, jnp.zeros((9, 40), jnp.int32), tiles, sinks
+        text, in_order = (
+            jax.jit(partial(how, spec)).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+            for how in (attend, fixed_order.attend)
+        )
     assert text.count("stablehlo.custom_call") == (5 if spec.sees_all else 4)
+    # Packs are read by the kernel of decodes, and prompts are not cut into parts.
+    assert in_order.count("stablehlo.custom_call") == 3
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -6,7 +6,8 @@ long contexts fill the device as many short ones do, and one compiled program se
 parts depend only on its own length.
 
 Positions that several rows share are read once for all of them, before, by `shared_attention`. The parts of such a row
-are those, then its own.
+are those, then its own. Or, where a row's numbers must be added in one order, packs of a few rows read them, which are
+entries of the list (`decode_list`).
 """
 
 from functools import partial
@@ -19,6 +20,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu.coded_softmax import CodedSoftmax, columns_of, in_float16, kept
+from quire.ops.gpu.decode_list import MAX_PARTS, PART, decode_list
 from quire.ops.gpu.parts import Parts, combine_parts
 from quire.ops.gpu.shared_attention import SharedParts, shared_attention
 from quire.ops.gpu.shared_attention import Tiling as SharedTiling
@@ -34,8 +36,6 @@ from quire.ops.gpu.tiles import (
 )
 from quire.ops.pages import SHARED_STEP, Pages, Tiles
 
-PART = 256
-MAX_PARTS = 16  # of one context: longer parts follow from it
 NUM_PROGRAMS = 4224  # 32 for each multiprocessor of a large GPU; a few run at a time, and the fastest take the next
 
 
@@ -70,37 +70,28 @@ def decode_attention(
     part: int | None = None,
     tiling: Tiling | None = None,
     shared_tiling: SharedTiling | None = None,
+    in_packs: bool = False,
     interpret: bool = False,
 ) -> jax.Array:
     """Attention of the first tokens of q [t, k, g, h], one of each tile; [t, k, g, h], of which the others are not
-    written."""
+    written. `in_packs`: those that share positions read them such that none has other bits for it."""
     heads, count = q.shape[1], len(tiles)
     own_part, own_tiling = cut_of(len(pages) > 2, count * heads)
     part, tiling = part or own_part, tiling or own_tiling
     done: SharedParts | None = None
-    if tiles.shared is not None and spec.sees_all:
+    if tiles.shared is not None and spec.sees_all and not in_packs:
         given = q, pages, page_table, tiles.shared
         done = shared_attention(spec, *given, MAX_PARTS, tiling=shared_tiling, interpret=interpret)
-    is_real = tiles.lengths > 0
-    ends = jnp.where(is_real, tiles.starts + 1, 0)
-    begins = jnp.where(is_real, spec.first_seen(tiles.starts), 0)
-    # Parts are counted from here on.
-    bases = jnp.zeros_like(ends) if done is None else jnp.where(is_real, done.ends, 0)
-    each = jnp.maximum(part * -(-(ends - bases) // (part * MAX_PARTS)), 1)  # positions of a part
-    first = jnp.maximum(begins - bases, 0) // each
-    counts = -(-(ends - bases) // each) - first
-    padded = (0, power_of_two(count) - count)
-    of_rows = [jnp.pad(row, padded) for row in (tiles.slots, ends, each, first)]
-    operands = [page_table, *of_rows, jnp.cumsum(jnp.pad(counts, padded)), q, *pages]
-    operands += [] if sinks is None else [sinks]
+    packed = _rows_of(q, len(pages)) // power_of_two(q.shape[2]) if in_packs and spec.sees_all else 1  # tokens
+    work = decode_list(spec, tiles, part, done, packed)
+    operands = [page_table, *work.of_entries(), q, *pages, *([] if sinks is None else [sinks]), *work.of_shared()]
     aliases = {}
-    if done is not None:
-        operands += [jnp.pad(bases, padded), jnp.pad(done.counts, padded), *done.parts]
-        aliases = {len(operands) - 3 + index: 1 + index for index in range(3)}
-        counts = jnp.where(is_real, counts + done.counts, 0)
     shapes = [array(q.shape, q.dtype), *Parts.shapes(MAX_PARTS, q[:count])]
-    shapes[1:] = shapes[1:] if done is None else [array(one.shape, one.dtype) for one in done.parts]
-    form = _Form(tiling.block, part, len(pages), done is not None, interpret)
+    if done is not None:
+        operands += done.parts
+        aliases = {len(operands) - 3 + index: 1 + index for index in range(3)}
+        shapes[1:] = [array(one.shape, one.dtype) for one in done.parts]
+    form = _Form(tiling.block, part, len(pages), done is not None, work.num_packs, interpret)
     out, *parts = pl.pallas_call(
         partial(_read_parts, spec, form),
         grid=(heads, max(1, min(count * MAX_PARTS, NUM_PROGRAMS // heads))),
@@ -112,7 +103,13 @@ def decode_attention(
         interpret=interpret,
         name="decode_attention",
     )(*operands)
-    return combine_parts(out, counts, Parts(*parts), interpret=interpret)
+    return combine_parts(out, work.counts, Parts(*parts), interpret=interpret)
+
+
+def _rows_of(q: Any, num_page_arrays: int) -> int:
+    """Rows of a product with queries, padding included; codes of eight bits have them as columns."""
+    in_halves = num_page_arrays > 2 and q.dtype != jnp.float32
+    return columns_of(q.shape[2]) if in_halves else least_dot(q.shape[2])
 
 
 class _Form(NamedTuple):
@@ -121,7 +118,8 @@ class _Form(NamedTuple):
     block: int
     part: int
     num_page_arrays: int
-    has_shared: bool
+    follows: bool  # parts that another kernel has read
+    num_packs: int
     is_interpreted: bool
 
     def is_aligned(self, spec: AttentionSpec) -> bool:
@@ -213,39 +211,54 @@ def _read_parts(
     q_ref: Any,
     *others: Any,
 ) -> None:
-    page_refs, sinks = others[: form.num_page_arrays], others[form.num_page_arrays :][: spec.has_sinks]
-    bases_ref, done_ref = others[-9:-7] if form.has_shared else (None, None)
+    page_refs, beside = others[: form.num_page_arrays], others[form.num_page_arrays :]
+    sinks, beside = beside[: spec.has_sinks], beside[spec.has_sinks :]
+    shares = form.follows or form.num_packs > 0
+    bases_ref, done_ref = beside[:2] if shares else (None, None)
     out_ref, outs, highest, totals = others[-4:]
     head, program, num_programs = pl.program_id(0), pl.program_id(1), pl.num_programs(1)
     _, _, group, size = q_ref.shape
     in_halves = form.num_page_arrays > 2 and q_ref.dtype != jnp.float32
-    queries, width = columns_of(group) if in_halves else least_dot(group), power_of_two(size)
-    is_query, is_feature = jnp.arange(queries) < group, jnp.arange(width) < size
-    real = is_query[:, None] & is_feature[None, :]
-    bounds = bounds_ref[...]  # of each row's parts in the list
+    queries, width = _rows_of(q_ref, form.num_page_arrays), power_of_two(size)
+    is_feature = jnp.arange(width) < size
+    bounds = bounds_ref[...]  # of each entry's parts in the list
 
     def compute(turn: jax.Array, nothing: jax.Array) -> jax.Array:
         number = program + turn * num_programs
-        row = (bounds <= number).astype(jnp.int32).sum()
+        entry = (bounds <= number).astype(jnp.int32).sum()
         before = jnp.where(bounds <= number, bounds, 0).max()
-        done = 0 if done_ref is None else done_ref[row]
-        is_whole = bounds_ref[row] - before + done == 1
-        end, each = ends_ref[row], each_ref[row]
-        begin = (first_ref[row] + number - before) * each + (0 if bases_ref is None else bases_ref[row])
+        done = 0 if done_ref is None else done_ref[entry]
+        is_whole = (bounds_ref[entry] - before + done == 1) & (entry >= form.num_packs)
+        is_first = (number == before) & (done == 0) if form.num_packs else number == before
+        end, each = ends_ref[entry], each_ref[entry]
+        begin = (first_ref[entry] + number - before) * each + (0 if bases_ref is None else bases_ref[entry])
         last = jnp.minimum(begin + each, end)
-        at_query = row, head, jnp.arange(queries)[:, None], jnp.arange(width)[None, :]
+        token, query, is_query = entry, jnp.arange(queries), jnp.arange(queries) < group
+        if form.num_packs:
+            token, query, is_query = _packed_rows(beside[2], entry, queries, group, outs.shape[1])
+        real = is_query[:, None] & is_feature[None, :]
+        at_query = token if token.ndim == 0 else token[:, None], head, query[:, None], jnp.arange(width)[None, :]
         q = plgpu.load(q_ref.at[at_query], mask=real, other=0.0)
         q = in_float16(q) if in_halves else q
         low = begin if spec.sees_all else jnp.maximum(begin, spec.first_seen(end - 1))
         flags = form.is_aligned(spec), form.is_interpreted
-        context = _Context(table_ref, slots_ref[row], head, low, last, form.block, page_refs[0].shape[1], *flags)
+        context = _Context(table_ref, slots_ref[entry], head, low, last, form.block, page_refs[0].shape[1], *flags)
 
-        own_sinks = load_sinks(spec, sinks, head, jnp.arange(queries), number == before)
+        own_sinks = load_sinks(spec, sinks, head, query, is_first)
         softmax = context.softmax(spec, q, page_refs, is_feature, Softmax.begin(queries, width, own_sinks))
         plgpu.store(out_ref.at[at_query], softmax.result().astype(out_ref.dtype), mask=real & is_whole)
-        at_part = done + number - before, row, head, jnp.arange(queries)
+        at_part = done + number - before, token, head, query
         Parts(outs, highest, totals).store(spec, softmax, at_part, is_query & ~is_whole)
         return nothing
 
     count = (bounds.max() - program + num_programs - 1) // num_programs
     jax.lax.fori_loop(0, count, compute, jnp.int32(0))
+
+
+def _packed_rows(members_ref: Any, entry: Any, queries: int, group: int, beyond: int) -> tuple[Any, Any, Any]:
+    """The token and the query of each row of a product, and whether it has one. Padding has the token `beyond` all
+    others: an interpreter of this kernel must not take it for one."""
+    each = queries // members_ref.shape[1]
+    row = jnp.arange(queries)
+    token, query = members_ref[entry, jax.lax.div(row, each)], jax.lax.rem(row, each)
+    return jnp.where(token < 0, beyond, token), query, (token >= 0) & (query < group)

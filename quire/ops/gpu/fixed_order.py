@@ -11,7 +11,8 @@ import jax.numpy as jnp
 
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import add_norm as sum_and_norm
-from quire.ops.gpu.decode_attention import OF_CODES, PART, TILING, decode_attention
+from quire.ops.gpu.decode_attention import OF_CODES, TILING, decode_attention
+from quire.ops.gpu.decode_list import PART
 from quire.ops.gpu.kernels import add_rms_norm
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import EXACT, ONE_ORDER, Tiling, prefill_attention
@@ -42,9 +43,8 @@ def attend(
     tiles: Tiles,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    assert tiles.shared is None, "tokens of decodes that read pages together depend on each other"
     single = tiles.num_single
-    decode = partial(decode_attention, part=PART, tiling=OF_CODES if len(pages) > 2 else TILING)
+    decode = partial(decode_attention, part=PART, tiling=OF_CODES if len(pages) > 2 else TILING, in_packs=True)
     out = decode(spec, q, pages, page_table, tiles.part(0, single), sinks) if single else None
     if out is not None and single == len(tiles):
         return out

@@ -19,8 +19,9 @@ from quire.ops.expert_product import Gate, kernels_of
 from quire.ops.gpu import add_norm as sum_and_norm
 from quire.ops.gpu import expert_choice, rounded_rows
 from quire.ops.gpu.adapter_product import add_products
-from quire.ops.gpu.decode_attention import MAX_PARTS, decode_attention
+from quire.ops.gpu.decode_attention import decode_attention
 from quire.ops.gpu.decode_items import part_of
+from quire.ops.gpu.decode_list import MAX_PARTS
 from quire.ops.gpu.expert_product import expert_product
 from quire.ops.gpu.filter_cuts import filter_cuts
 from quire.ops.gpu.latent_attention import IN_LITTLE_MEMORY, latent_attention
