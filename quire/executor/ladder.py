@@ -70,8 +70,9 @@ class Ladder:
         steps = spaced(min_tokens, self.max_tokens)
         self._tokens = sorted({*steps, max(max_prefill_tokens, min_tokens)})  # a full prefill is the longest step
         rows = coarse(min(min_tokens, max_rows), max_rows, middles_from=32)
-        self._decodes = [StepShape(count, decodes_only=True) for count in rows] if has_decodes else []
         self._shares, self._shares_from = shares, 0 if shares_in_all else SHARED_TOKENS
+        of_decodes = StepShape(0, decodes_only=True, shares=shares and shares_in_all)
+        self._decodes = [of_decodes._replace(tokens=count) for count in rows] if has_decodes else []
         # Every second step is enough: reading shared pages once saves more than padding costs.
         rows = [count for count in rows[::-2][::-1] if count >= min(SHARED_ROWS, max_rows)]
         self.shared = [StepShape(count, decodes_only=True, shares=True) for count in rows if shares and has_decodes]

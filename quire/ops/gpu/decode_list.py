@@ -74,11 +74,16 @@ def decode_list(
     padding = power_of_two(len(entries[0])) - len(entries[0])
     slots, all_ends, all_each, firsts, all_numbers, *others = (jnp.pad(one, (0, padding)) for one in entries)
     return DecodeList(
-        *(slots, all_ends, all_each, firsts, jnp.cumsum(all_numbers)),
-        *(others or (None, None)),
-        None if packs is None else _members(packs, len(ends), padding),
-        0 if packs is None else len(packs.ends),
-        numbers if done is None else jnp.where(is_real, numbers + done, 0),
+        slots,
+        all_ends,
+        all_each,
+        firsts,
+        bounds=jnp.cumsum(all_numbers),
+        bases=others[0] if others else None,
+        done=others[1] if others else None,
+        members=None if packs is None else _members(packs, len(ends), padding),
+        num_packs=0 if packs is None else len(packs.ends),
+        counts=numbers if done is None else jnp.where(is_real, numbers + done, 0),
     )
 
 
