@@ -23,6 +23,7 @@ from quire.executor.shapes import Shapes
 from quire.executor.slots import empty_slots, pack_starts, start_slots
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu.decode_attention import decode_attention
+from quire.ops.gpu.fixed_order import attend as in_order
 from quire.ops.gpu.shared_attention import Tiling
 from quire.ops.kernels import kernels_for
 from quire.ops.pages import TILE, Pages, Segments, SharedPrefixes, Tiles
@@ -120,14 +121,15 @@ SHARING = {
 
 
 def shared_prefixes(kernels: Kernels) -> Iterator[str]:
-    """Bytes are those of all contexts, whether they are read once or for each row. The last two show what the kernel
-    costs where nothing is shared."""
+    """Bytes are those of all contexts, whether they are read once or for each row. The last ones show what the kernels
+    cost where nothing is shared. In packs: as a reproducible engine does."""
     for name, (groups, shared, own) in SHARING.items():
         pages, table, tiles = sharing(groups, shared, own)
         read = len(tiles) * (shared + own) * SPEC.kv_heads * SPEC.head_dim * 2 * 2
-        for how, its_tiles in (("alone", replace(tiles, shared=None)), ("together", tiles)):
-            attend = partial(kernels.attend, SPEC)
-            seconds = repeated_s(attend, queries(len(tiles)), pages, table, its_tiles)
+        alone = replace(tiles, shared=None)
+        ways = ("alone", kernels.attend, alone), ("together", kernels.attend, tiles), ("in packs", in_order, tiles)
+        for how, attend, its_tiles in ways:
+            seconds = repeated_s(partial(attend, SPEC), queries(len(tiles)), pages, table, its_tiles)
             yield f"decode {how}, {name}: {seconds * 1e6:.0f} µs, {read / seconds / 1e12:.2f} TB/s"
     pages, table, tiles = sharing([256], 64, 960)
     shared = tiles.shared
@@ -135,9 +137,10 @@ def shared_prefixes(kernels: Kernels) -> Iterator[str]:
     nothing = SharedPrefixes(
         *(jnp.full_like(one, -1) for one in shared[:2]), shared.slots, jnp.zeros_like(shared.lengths)
     )
-    for how, its_shared in (("without room", None), ("with room", nothing)):
-        attend = partial(kernels.attend, SPEC)
-        seconds = repeated_s(attend, queries(len(tiles)), pages, table, replace(tiles, shared=its_shared))
+    ways = ("without room", kernels.attend, None), ("with room", kernels.attend, nothing)
+    for how, attend, its_shared in (*ways, ("with room for packs", in_order, nothing)):
+        given = queries(len(tiles)), pages, table, replace(tiles, shared=its_shared)
+        seconds = repeated_s(partial(attend, SPEC), *given)
         yield f"decode {how} for shared positions, 256 rows x 1024: {seconds * 1e6:.1f} µs"
 
 
