@@ -164,6 +164,10 @@ def shared_tilings(kernels: Kernels) -> Iterator[str]:
 
 # Steps of so many tokens with chunks of prompts: the first position, and the tokens.
 CHUNKS: list[tuple[int, list[tuple[int, int]]]] = [
+    (16, [(4000, 10)]),
+    (64, [(8000, 40)]),
+    (64, [(500, 20), (1000, 20), (4000, 20)]),
+    (320, [(4000, 64)]),
     (192, [(1250, 155)]),
     (320, [(3000, 250)]),
     (896, [(0, 800)]),

@@ -17,6 +17,7 @@ from quire.ops.spread import run_of, signs
 
 MOST_TOKENS = 16  # of a program
 MANY_TOKENS = 512  # from here on a program has all heads of a key: there are enough, and they share the angles
+MOST_OF_MANY = 8  # tokens of such a program
 
 
 def place_heads(
@@ -34,7 +35,7 @@ def place_heads(
     together = parts if tokens >= MANY_TOKENS and block is None else 1
     # Products of blocks, which spread keys, have as many rows at least.
     least = MOST_TOKENS if has_spread_keys(pages[0].dtype) else 1
-    block = max(least, block or min(MOST_TOKENS, power_of_two(tokens)))
+    block = max(least, block or min(MOST_OF_MANY if together > 1 else MOST_TOKENS, power_of_two(tokens)))
     of_block = pl.BlockSpec((block,), lambda index, head, part: (index,))
     extras = [
         *of_sums,

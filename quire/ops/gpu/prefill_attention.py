@@ -18,7 +18,11 @@ from quire.ops.gpu.parts import Parts, combine_parts
 from quire.ops.gpu.tiles import Block, Softmax, array, load_sinks, power_of_two, where_is, whole
 from quire.ops.pages import TILE, Pages, Tiles
 
-PART = 1024  # positions of a context, at least
+# Positions of a context in a part, at least: fewer where there is little to read, so that more programs read it.
+LEAST_PART, PART = 256, 1024
+PART_STEP = 128  # parts are multiples of it, as it is of every block
+NUM_PROGRAMS = 264  # that parts are made for: two for each multiprocessor of a large GPU, which run together
+FEW_PROGRAMS = NUM_PROGRAMS // 2  # below that contexts are cut into shorter parts
 MAX_PARTS = 16
 MAX_TOKENS_TIMES_PARTS = 4096  # for which there is memory
 
@@ -60,7 +64,7 @@ def prefill_attention(
     sinks: jax.Array | None = None,
     *,
     tiling: Tiling | None = None,
-    part: int = PART,
+    part: int | None = None,
     max_parts: int | None = None,
     masks_all: bool = False,
     interpret: bool = False,
@@ -78,7 +82,8 @@ def prefill_attention(
     positions = min(TILE, max(1, tiling.rows // power_of_two(group)))  # of a program
     programs = TILE // positions  # of a tile
     begins, ends = _context(spec, tiles, positions)  # of each program
-    each = part * -(-(ends - begins) // (part * max_parts))
+    least = part or _least_part(heads * (ends > begins).sum(), heads * (ends - begins).sum())
+    each = least * -(-(ends - begins) // (least * max_parts))
     of_program = pl.BlockSpec((None,), lambda index, head, part: (index,))
     of_tile = pl.BlockSpec((None,), lambda index, head, part: (index // programs,))
     operands = [page_table, begins, ends, each, tiles.slots, tiles.starts, tiles.lengths, tiles.offsets, q, *pages]
@@ -100,6 +105,12 @@ def prefill_attention(
         return result  # type: ignore[no-any-return]
     counts = -(-(ends - begins) // jnp.maximum(each, 1))
     return combine_parts(result, _by_token(counts, tiles, tokens), Parts(*parts), interpret=interpret)
+
+
+def _least_part(num_programs: jax.Array, num_positions: jax.Array) -> jax.Array:
+    """Positions of a part, at least, where so many programs would read so many together."""
+    each = PART_STEP * -(-num_positions // (PART_STEP * NUM_PROGRAMS))
+    return jnp.where(num_programs < FEW_PROGRAMS, jnp.clip(each, LEAST_PART, PART), PART)
 
 
 def _context(spec: AttentionSpec, tiles: Tiles, positions: int) -> tuple[jax.Array, jax.Array]:

@@ -28,6 +28,7 @@ from quire.ops.rounded_rows import (
 BLOCK = 2048  # numbers that a program handles together, eight for each thread
 MOST_BLOCKS = 16  # a longer row has more threads, so that their registers suffice
 AHEAD = MOST_BLOCKS  # blocks of a gate that are on their way while one is computed; fewer take fewer registers
+MANY_BLOCK = 1024  # of the gate of more than few rows, four numbers for each thread
 FEW_ROWS = 128  # of a gate; no multiprocessor has two of them, and a row has more threads
 # Of the first cache: scales of columns and factors of norms are read for every row, and rows once.
 STAYS, LEAVES = "evict_last", "evict_first"
@@ -67,7 +68,7 @@ def gate(
     both: Sums,
     code_dtype: Any,
     *,
-    block: int = BLOCK,
+    block: int | None = None,
     ahead: int | None = None,
     num_warps: int | None = None,
     interpret: bool = False,
@@ -78,9 +79,10 @@ def gate(
     combine: Callable[..., jax.Array] = partial(_gated, activation, both.dtype)
     if activation is jax.nn.silu and both.dtype == jnp.bfloat16 and not interpret:
         combine = _gated_by_silu
-    is_few = tokens <= FEW_ROWS and size >= block
+    is_few = tokens <= FEW_ROWS and size >= BLOCK
+    block = block or (BLOCK if is_few else MANY_BLOCK)
     ahead, num_warps = ahead or (2 if is_few else AHEAD), num_warps or (16 if is_few else None)
-    blocks, kernel = _Blocks(size, block, num_warps), partial(_gate, combine, ahead)
+    blocks, kernel = _Blocks(size, block, num_warps, each=128), partial(_gate, combine, ahead)
     codes, scales = _call(blocks, kernel, (tokens, size), code_dtype, [], "gate_round", interpret)(*flat)
     return RoundedRows(gated_values(activation, both), codes, scales[:, None])
 
@@ -97,10 +99,11 @@ Place = tuple[jax.Array, jax.Array | None]  # features, and which of them there 
 class _Blocks:
     """The features of a row, cut into blocks."""
 
-    def __init__(self, size: int, width: int, num_warps: int | None = None) -> None:
+    def __init__(self, size: int, width: int, num_warps: int | None = None, each: int = 256) -> None:
+        """`each`: numbers of a block that a warp has."""
         self.size = size
         self.width = min(width if size <= MOST_BLOCKS * width else 2 * width, power_of_two(size))
-        self.num_warps = num_warps or max(1, min(16, self.width // 256))
+        self.num_warps = num_warps or max(1, min(16, self.width // each))
 
     def places(self) -> list[Place]:
         found: list[Place] = []
