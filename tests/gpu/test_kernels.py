@@ -202,14 +202,14 @@ def test_tiles_of_prefills_read_their_contexts_and_leave_the_decodes_before_them
     sinks = sinks_of(spec)
 
     @partial(jax.jit, static_argnums=(1, 2))
-    def run(q: jax.Array, part: int, tiling: Tiling | None) -> jax.Array:
+    def run(q: jax.Array, part: int | None, tiling: Tiling | None) -> jax.Array:
         out = decode_attention(spec, q, *given, tiles.part(0, 2), sinks, interpret=INTERPRET)
         rest = tiles.part(2, len(tiles))
         return prefill_attention(spec, q, *given, rest, out, sinks, part=part, tiling=tiling, interpret=INTERPRET)
 
-    ways: list[tuple[int, Tiling | None]] = [(64, None)]
+    ways: list[tuple[int | None, Tiling | None]] = [(64, None)]
     if dtype == "bfloat16":
-        ways.append((1024, None))
+        ways += [(1024, None), (None, None)]
     if dtype == "bfloat16" and name == "8B":  # those of steps with more tokens
         ways += [(1024, SOME)] if INTERPRET else [(1024, SOME), (1024, MANY), (1024, ONE_ORDER)]
     for part, tiling in ways:

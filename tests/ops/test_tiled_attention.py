@@ -253,3 +253,27 @@ def test_every_platform_has_kernels_and_several_devices_have_those_that_xla_can_
     assert kernels_for("cpu", "bfloat16") is PLAIN
     assert kernels_for("gpu", "bfloat16") is kernels_for("gpu", "float32") is GPU
     assert kernels_for("tpu", "bfloat16") is PLAIN
+
+
+def test_long_contexts_of_few_programs_are_read_in_short_parts() -> None:
+    """Those of many programs in longer ones, and in one where parts would not help; never in more than fit."""
+    least = prefills._least_part
+    assert least(jnp.int32(8), jnp.int32(8 * 300)) == prefills.LEAST_PART
+    assert least(jnp.int32(80), jnp.int32(80 * 1300)) == 512
+    assert least(jnp.int32(prefills.FEW_PROGRAMS), jnp.int32(8 * 300)) == prefills.PART
+    assert least(jnp.int32(8), jnp.int32(8 * 100_000)) == prefills.PART
+    assert all(int(least(jnp.int32(8), jnp.int32(8 * n))) % prefills.PART_STEP == 0 for n in range(0, 40_000, 777))
+
+
+def test_a_short_prompt_behind_a_long_context_is_put_together_of_parts() -> None:
+    given, page_size, positions = spec(2, 4), 16, 640
+    rng = np.random.default_rng(5)
+    table = 1 + rng.permutation(positions // page_size).astype(np.int32)[None]
+    shape = positions // page_size + 1, page_size, given.kv_heads, HEAD_DIM
+    pages = tuple(jnp.asarray(rng.normal(size=shape), jnp.float32) for _ in range(2))
+    tiles = tiles_of([Tile(600, 9), Tile(0, 20)], 0)
+    q = jnp.asarray(rng.normal(size=(29, given.kv_heads, given.group, HEAD_DIM)), jnp.float32)
+    how: Any = {"tiling": prefills.Tiling(32, 32, 4, 1), "interpret": True}
+    out = prefill_attention(given, q, pages, jnp.tile(table, (2, 1)), tiles, **how)
+    expected = tiled_attention(given, q, pages, jnp.tile(table, (2, 1)), tiles)
+    np.testing.assert_allclose(out, expected, atol=1e-5)
