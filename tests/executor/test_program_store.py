@@ -239,3 +239,20 @@ def test_nothing_is_claimed_where_nothing_is_kept(tmp_path: Path, monkeypatch: p
     assert program(jnp.ones(3)).tolist() == [2, 2, 2]
     assert not was_kept
     assert list(tmp_path.rglob("*.*")) == []
+
+
+def test_a_library_that_another_thread_loads_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Programs are loaded on several threads, and none may find half of it."""
+    name = "slow_library_of_a_test"
+    (tmp_path / f"{name}.py").write_text("import time\ntime.sleep(0.2)\nis_whole = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(mosaic, "LIBRARY", name)
+    with ThreadPoolExecutor(4) as pool:
+        found = [future.result() for future in [pool.submit(loaded_whole, name) for _ in range(8)]]
+    assert found == [True] * 8
+    monkeypatch.setattr(mosaic, "LIBRARY", "no_such_library_anywhere")
+    assert not mosaic.load_library()
+
+
+def loaded_whole(name: str) -> bool:
+    return mosaic.load_library() and hasattr(sys.modules[name], "is_whole")

@@ -1,7 +1,6 @@
 """Mosaic in a process: the kernels of `ops/gpu` that are written for it, and programs that have them."""
 
 import importlib
-import sys
 
 import jax
 
@@ -13,9 +12,7 @@ LIBRARY = "jax.experimental.mosaic.gpu"
 
 def load_library() -> bool:
     """Load what programs with kernels of Mosaic need to be loaded themselves; JAX does so only where one is traced.
-    False if it is there, or cannot be."""
-    if LIBRARY in sys.modules:
-        return False
+    Waits for another thread that does. False if there is none."""
     try:
         importlib.import_module(LIBRARY)
     except ImportError:
