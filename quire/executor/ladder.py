@@ -20,7 +20,7 @@ MIDDLES_FROM = 16
 TWOS_FROM = 64
 # Programs that read the pages that decodes share together: for decodes alone from so many rows on, and all others from
 # so many tokens on. There the kernel for it ends at once where nothing is shared, which takes a share of short steps.
-# Where numbers are added in one order no other kernel is for it, and all programs read them together.
+# Where numbers are added in one order no further kernel runs for it, and all programs of decodes can do it.
 SHARED_ROWS = 64
 SHARED_TOKENS = 256
 MIDDLE_PROMPTS = (128, 512, 1024, 2048)  # tokens, for which a server on a GPU has programs from the start
@@ -36,7 +36,7 @@ class StepShape(NamedTuple):
     fresh_sequences: int = (
         0  # at most this many sequences, all from position 0, and nothing else (cuDNN's kernels); 0: any
     )
-    shares: bool = False  # decodes, some of which read pages together; others than decodes need no such shape
+    shares: bool = False  # decodes that can read pages together; others than decodes need no such shape
 
     def __str__(self) -> str:
         of = f" of {self.fresh_sequences} new sequences" if self.fresh_sequences else ""
@@ -75,7 +75,8 @@ class Ladder:
         self._decodes = [of_decodes._replace(tokens=count) for count in rows] if has_decodes else []
         # Every second step is enough: reading shared pages once saves more than padding costs.
         rows = [count for count in rows[::-2][::-1] if count >= min(SHARED_ROWS, max_rows)]
-        self.shared = [StepShape(count, decodes_only=True, shares=True) for count in rows if shares and has_decodes]
+        rows = rows if shares and has_decodes and not shares_in_all else []
+        self.shared = [StepShape(count, decodes_only=True, shares=True) for count in rows]
         least = max(TILE, min_tokens)
         scored = coarse(least, max(max_prefill_tokens, least), factor=8)
         self._scored = [StepShape(size, scores=True) for size in scored]

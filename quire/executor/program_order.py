@@ -56,7 +56,6 @@ class ProgramOrder:
         # Each program compiles sums once more, so that fewer of them are fewer that could differ: decodes run as other
         # steps do, and those without filters are sampled as those with filters are.
         self._decodes: Sequence[StepShape] = () if shapes.fixed_order else self._ladder.decodes
-        self._shared: Sequence[StepShape] = () if shapes.fixed_order else self._ladder.shared
         if shapes.fixed_order:
             self._ways = tuple(way for way in self._ways if way != "plain")
         fuses = shapes.specialised and shapes.guesses > 0 and looks_up and not shapes.fixed_order
@@ -100,7 +99,7 @@ class ProgramOrder:
         for shape in self._decodes:
             rest += [("decode", shape.tokens), *[("burst", shape.tokens)] * (self._shapes.burst > 1)]
         rest += [(VERIFY, size) for size in self._verified]
-        rest += [("shared", shape.tokens) for shape in self._shared]
+        rest += [("shared", shape.tokens) for shape in self._ladder.shared]
         rest += [(way, size) for size in self._ladder.sample_sizes for way in self._ways]
         before = self.first if self._shapes.specialised else [*self.first, *self.early]
         rest = [key for key in dict.fromkeys([*self.early, *rest, *self._ladder.all()]) if key not in before]

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 class PageMoves(NamedTuple):
     """`gather` copies pages from arrays [pages, ...] of one shape and dtype into blocks [rows, arrays, ...]: the pages
-    with these numbers [n], `rows` in each block. `scatter` gives the arrays with the pages of blocks in places [n];
-    0: nowhere. No place but 0 is given twice."""
+    with these numbers [n], `rows` in each block, of which n is a multiple. `scatter` gives the arrays with the pages of
+    blocks in places [n]; 0: nowhere. No place but 0 is given twice."""
 
     gather: Callable[[Sequence[jax.Array], jax.Array, int], list[jax.Array]]
     scatter: Callable[[Sequence[jax.Array], jax.Array, Sequence[jax.Array]], list[jax.Array]]

@@ -51,6 +51,7 @@ SPECS = {
     "head 256, cap": AttentionSpec(2, 8, 256, 0.06, softcap=30.0),
     "groups of 16, window, cap": AttentionSpec(1, 16, 64, 0.125, window=33, softcap=20.0),
     "groups of 8, window, sinks": AttentionSpec(8, 8, 64, 0.125, window=128, has_sinks=True),
+    "groups of 8, sinks": AttentionSpec(2, 8, 64, 0.125, has_sinks=True),
 }
 CACHE_DTYPES = ("float8_e4m3fn", "int8")
 TOLERANCE = {"bfloat16": 1e-2, "float16": 2e-3, "float32": 1e-4}  # of the norm
@@ -145,7 +146,7 @@ def with_shared(page_table: jax.Array, tiles: Tiles, page_size: int) -> tuple[ja
     of_tile, lengths, slots = np.full(tiles.num_single, -1), [192, 192, 64, 0], [1, 1, 2, 0]
     rows = np.full((4, TILE), -1)
     for tile, its_rows in enumerate(members):
-        rows[tile, [0, 3]], of_tile[its_rows] = its_rows, tile
+        rows[tile, [2, 3]], of_tile[its_rows] = its_rows, tile
         assert starts[its_rows].min() >= lengths[tile]
         table[its_rows, : lengths[tile] // page_size] = table[slots[tile], : lengths[tile] // page_size]
     rows[1, 7], of_tile[-1] = tiles.num_single - 1, 1

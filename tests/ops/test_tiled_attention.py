@@ -16,6 +16,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import prefill_attention as prefills
 from quire.ops.gpu.decode_attention import Tiling, decode_attention
 from quire.ops.gpu.kernels import GPU
+from quire.ops.gpu.parts import combine_parts
 from quire.ops.gpu.prefill_attention import prefill_attention
 from quire.ops.gpu.tiles import Block, Softmax
 from quire.ops.kernels import NATIVE, kernels_for
@@ -256,7 +257,7 @@ def test_every_platform_has_kernels_and_several_devices_have_those_that_xla_can_
 
 
 def test_long_contexts_of_few_programs_are_read_in_short_parts() -> None:
-    """Those of many programs in longer ones, and in one where parts would not help; never in more than fit."""
+    """Those of many programs in longer ones, and all in whole blocks."""
     least = prefills._least_part
     assert least(jnp.int32(8), jnp.int32(8 * 300)) == prefills.LEAST_PART
     assert least(jnp.int32(80), jnp.int32(80 * 1300)) == 512
@@ -265,7 +266,7 @@ def test_long_contexts_of_few_programs_are_read_in_short_parts() -> None:
     assert all(int(least(jnp.int32(8), jnp.int32(8 * n))) % prefills.PART_STEP == 0 for n in range(0, 40_000, 777))
 
 
-def test_a_short_prompt_behind_a_long_context_is_put_together_of_parts() -> None:
+def test_a_short_prompt_behind_a_long_context_is_put_together_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     given, page_size, positions = spec(2, 4), 16, 640
     rng = np.random.default_rng(5)
     table = 1 + rng.permutation(positions // page_size).astype(np.int32)[None]
@@ -274,6 +275,14 @@ def test_a_short_prompt_behind_a_long_context_is_put_together_of_parts() -> None
     tiles = tiles_of([Tile(600, 9), Tile(0, 20)], 0)
     q = jnp.asarray(rng.normal(size=(29, given.kv_heads, given.group, HEAD_DIM)), jnp.float32)
     how: Any = {"tiling": prefills.Tiling(32, 32, 4, 1), "interpret": True}
+    cut: list[Any] = []
+
+    def noted(out: jax.Array, counts: jax.Array, parts: Any, **named: Any) -> jax.Array:
+        cut.append(counts)
+        return combine_parts(out, counts, parts, **named)
+
+    monkeypatch.setattr(prefills, "combine_parts", noted)
     out = prefill_attention(given, q, pages, jnp.tile(table, (2, 1)), tiles, **how)
+    assert cut[0].tolist() == [3] * 9 + [1] * 20
     expected = tiled_attention(given, q, pages, jnp.tile(table, (2, 1)), tiles)
     np.testing.assert_allclose(out, expected, atol=1e-5)

@@ -12,7 +12,7 @@ LIBRARY = "jax.experimental.mosaic.gpu"
 
 def load_library() -> bool:
     """Load what programs with kernels of Mosaic need to be loaded themselves; JAX does so only where one is traced.
-    Waits for another thread that does. False if there is none."""
+    Waits for another thread that does. False if there is no such library."""
     try:
         importlib.import_module(LIBRARY)
     except ImportError:

@@ -82,7 +82,9 @@ def prefill_attention(
     positions = min(TILE, max(1, tiling.rows // power_of_two(group)))  # of a program
     programs = TILE // positions  # of a tile
     begins, ends = _context(spec, tiles, positions)  # of each program
-    least = part or _least_part(heads * (ends > begins).sum(), heads * (ends - begins).sum())
+    least: int | jax.Array = part or PART
+    if part is None and max_parts > 1:
+        least = _least_part(heads * (ends > begins).sum(), heads * (ends - begins).sum())
     each = least * -(-(ends - begins) // (least * max_parts))
     of_program = pl.BlockSpec((None,), lambda index, head, part: (index,))
     of_tile = pl.BlockSpec((None,), lambda index, head, part: (index // programs,))
