@@ -20,7 +20,7 @@ MIDDLES_FROM = 16
 TWOS_FROM = 64
 # Programs that read the pages that decodes share together: for decodes alone from so many rows on, and all others from
 # so many tokens on. There the kernel for it ends at once where nothing is shared, which takes a share of short steps.
-# Where numbers are added in one order no further kernel runs for it, and all programs of decodes can do it.
+# A reproducible engine needs no further kernel for it: all of its programs with decodes can do it.
 SHARED_ROWS = 64
 SHARED_TOKENS = 256
 MIDDLE_PROMPTS = (128, 512, 1024, 2048)  # tokens, for which a server on a GPU has programs from the start

@@ -108,8 +108,12 @@ def decode_attention(
 
 def _rows_of(q: Any, num_page_arrays: int) -> int:
     """Rows of a product with queries, padding included; codes of eight bits have them as columns."""
-    in_halves = num_page_arrays > 2 and q.dtype != jnp.float32
-    return columns_of(q.shape[2]) if in_halves else least_dot(q.shape[2])
+    return columns_of(q.shape[2]) if _in_halves(q, num_page_arrays) else least_dot(q.shape[2])
+
+
+def _in_halves(q: Any, num_page_arrays: int) -> bool:
+    """True if queries meet codes, and do so in float16."""
+    return num_page_arrays > 2 and q.dtype != jnp.float32
 
 
 class _Form(NamedTuple):
@@ -218,7 +222,7 @@ def _read_parts(
     out_ref, outs, highest, totals = others[-4:]
     head, program, num_programs = pl.program_id(0), pl.program_id(1), pl.num_programs(1)
     _, _, group, size = q_ref.shape
-    in_halves = form.num_page_arrays > 2 and q_ref.dtype != jnp.float32
+    in_halves = _in_halves(q_ref, form.num_page_arrays)
     queries, width = _rows_of(q_ref, form.num_page_arrays), power_of_two(size)
     is_feature = jnp.arange(width) < size
     bounds = bounds_ref[...]  # of each entry's parts in the list

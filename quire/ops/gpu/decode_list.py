@@ -1,8 +1,8 @@
 """The list of work of decodes: parts of contexts, which programs take one after the other.
 
-Where tokens share positions, these are read before, by another kernel, or by packs. A product has more rows than a head
-has queries, and the others are padding. In a pack a few tokens that share positions fill them. Its parts are those that
-each of its tokens has in any case, and the same kernel reads them: a token has the same bits in a pack and alone.
+Positions that tokens share are read before, by another kernel, or by packs. A product has more rows than a head has
+queries; the others are padding. A pack is a few tokens that share positions and fill these rows. Its parts are those
+that each of its tokens has in any case, and the same kernel reads them: a token has the same bits in a pack and alone.
 """
 
 from typing import NamedTuple

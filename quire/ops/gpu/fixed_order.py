@@ -5,6 +5,7 @@ every step, and a part of a context is known by its positions alone.
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +14,12 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import add_norm as sum_and_norm
 from quire.ops.gpu.decode_attention import OF_CODES, TILING, decode_attention
 from quire.ops.gpu.decode_list import PART
-from quire.ops.gpu.kernels import add_rms_norm
+from quire.ops.gpu.kernels import add_rms_norm, attend_by
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import EXACT, ONE_ORDER, Tiling, prefill_attention
 from quire.ops.heads import Heads
 from quire.ops.norms import Norms
-from quire.ops.pages import KVWriteTargets, Pages, Tiles
+from quire.ops.pages import KVWriteTargets, Pages
 from quire.ops.step_attention import PLAIN, Kernels
 
 PLACED_TOKENS = 8  # of a program; no step has fewer
@@ -34,23 +35,16 @@ def place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[jax.Arra
     return place_heads(heads, pages, targets, block=PLACED_TOKENS)
 
 
-@partial(jax.jit, static_argnums=0)
-def attend(
-    spec: AttentionSpec,
-    q: jax.Array,
-    pages: Pages,
-    page_table: jax.Array,
-    tiles: Tiles,
-    sinks: jax.Array | None = None,
-) -> jax.Array:
-    single = tiles.num_single
-    decode = partial(decode_attention, part=PART, tiling=OF_CODES if len(pages) > 2 else TILING, in_packs=True)
-    out = decode(spec, q, pages, page_table, tiles.part(0, single), sinks) if single else None
-    if out is not None and single == len(tiles):
-        return out
-    prompts = tiles.part(single, len(tiles))
-    read = partial(prefill_attention, tiling=tiling_of(q.dtype), max_parts=1, masks_all=True)
-    return read(spec, q, pages, page_table, prompts, out, sinks)
+def decode(spec: AttentionSpec, q: jax.Array, pages: Pages, *given: Any) -> jax.Array:
+    tiling = OF_CODES if len(pages) > 2 else TILING
+    return decode_attention(spec, q, pages, *given, part=PART, tiling=tiling, in_packs=True)
+
+
+def prefill(spec: AttentionSpec, q: jax.Array, *given: Any) -> jax.Array:
+    return prefill_attention(spec, q, *given, tiling=tiling_of(q.dtype), max_parts=1, masks_all=True)
+
+
+attend = attend_by(decode, prefill)
 
 
 @partial(jax.jit, static_argnums=(2, 3))

@@ -67,8 +67,10 @@ def place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[jax.Arra
     return place_heads(heads, pages, targets)
 
 
-def attend_by(decode: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Attention by this kernel for the single tokens, and by one for the others."""
+def attend_by(
+    decode: Callable[..., jax.Array], prefill: Callable[..., jax.Array] = prefill_attention
+) -> Callable[..., jax.Array]:
+    """Attention by these kernels: one for the single tokens, and one for the others."""
 
     @partial(jax.jit, static_argnums=0)
     def attend(
@@ -83,7 +85,7 @@ def attend_by(decode: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
         out = decode(spec, q, pages, page_table, tiles.part(0, single), sinks) if single else None
         if out is not None and single == len(tiles):
             return out
-        return prefill_attention(spec, q, pages, page_table, tiles.part(single, len(tiles)), out, sinks)
+        return prefill(spec, q, pages, page_table, tiles.part(single, len(tiles)), out, sinks)
 
     return attend
 
