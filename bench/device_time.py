@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import jax
@@ -26,6 +27,7 @@ from quire.request import SamplingParams
 
 BEGUN, DONE = "quire_begun", "quire_done"  # what the host notes in the profile
 LONG_IDLE_US = 20.0
+NUM_PAIRS = 8  # of kernels between which the device is idle, those with most of it
 
 
 class Kernel(NamedTuple):
@@ -114,9 +116,19 @@ def report(profile: ProfileData, seconds: float, most: int) -> list[str]:
         before, after = (ordered[0].begun_ns - begun) / 1e6, (done - max(k.ended_ns for k in ordered)) / 1e6
         lines.append(f"before the first kernel {before:.2f} ms, after the last {after:.2f} ms")
     lines += [f"  idle {us:9.1f} µs between {before} and {after}" for us, before, after in sorted(long)[-6:]]
-    lines += ["| kernel | number | ms in all | µs each |", "|---|---:|---:|---:|"]
-    for name, times in sorted(spent.items(), key=lambda item: -sum(item[1]))[:most]:
-        lines.append(f"| {name} | {len(times)} | {sum(times) / 1e3:.3f} | {sum(times) / len(times):.2f} |")
+    between: dict[str, list[float]] = defaultdict(list)
+    for us, earlier, later in pauses:
+        between[f"{earlier} and {later}"].append(us)
+    lines += table("idle between", between, NUM_PAIRS)
+    return lines + table("kernel", spent, most)
+
+
+def table(title: str, times: dict[str, list[float]], most: int) -> list[str]:
+    """Lines of those that take the most, in µs."""
+    lines = [f"| {title} | number | ms in all | µs each | median |", "|---|---:|---:|---:|---:|"]
+    for name, each in sorted(times.items(), key=lambda item: -sum(item[1]))[:most]:
+        mean = sum(each) / len(each)
+        lines.append(f"| {name} | {len(each)} | {sum(each) / 1e3:.3f} | {mean:.2f} | {median(each):.2f} |")
     return lines
 
 

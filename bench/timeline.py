@@ -123,10 +123,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--case", default="nano256", help="of `quire bench offline`; several with commas")
+    parser.add_argument("--quantize")
+    parser.add_argument("--kv-cache-dtype")
     parser.add_argument("--trace", type=Path)
     given = parser.parse_args()
     loads = {case: scenarios.load(case) for case in given.case.split(",")}
-    llm = LLM(Config(model=given.model))
+    llm = LLM(Config(model=given.model, quantize=given.quantize, kv_cache_dtype=given.kv_cache_dtype))
     watched = Watched(llm)
     for case, make in loads.items():
         work = make(llm.deployment.model.vocab_size)
