@@ -109,7 +109,7 @@ class Config:
     max_burst: int | None = setting(
         None,
         BATCHING,
-        "Tokens that each sequence may get in one step while no other could join. Default: by platform.",
+        "Tokens that each sequence may get in one step while no other could join. Default: by platform and model.",
     )
     max_burst_ms: float | None = setting(
         None,

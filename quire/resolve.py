@@ -172,14 +172,16 @@ RESERVE_BYTES = 256 * 2**20  # for fragments, programs and small arrays
 MOVING_BYTES = 3328 * 2**20
 MAX_ARRAY_NUMBERS = 2**31 - 1  # whose places the kernels of a GPU count in 32 bits
 MAX_HOST_CACHE_BYTES = 2 * 2**30
-LARGE_MODEL_BYTES = 8 * 2**30  # on one device; to read them takes milliseconds
+# On one device. A GPU reads the first in 2 ms and the second in 3, in which the host can start a step.
+SMALL_MODEL_BYTES, MIDDLE_MODEL_BYTES = 8 * 2**30, 12 * 2**30
+OFFLINE_BURST = 2  # of a model between them: more gain nothing
 QUEUED_BATCHES = 16
 MIN_QUEUED = 4096  # sequences
 PAGE_STEP = 64  # the number of pages is a multiple of this, so that compiled programs are found again
 
 
-def resolve(config: Config, facts: Facts) -> Resolved:
-    """Decide what `config` leaves open, for this machine and model."""
+def resolve(config: Config, facts: Facts, is_served: bool = False) -> Resolved:
+    """Decide what `config` leaves open, for this machine and model. `is_served`: to clients that wait for tokens."""
     _refuse_low(config)
     platform = _PLATFORM_ALIASES.get(facts.platform, facts.platform)
     defaults = DEFAULTS.get(platform, DEFAULTS["cpu"])
@@ -212,7 +214,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         ),
         choose("max_total_tokens", *_max_total_tokens(platform, facts.max_positions)),
         fraction,
-        _max_burst(config, defaults, platform, facts),
+        _max_burst(config, defaults, platform, facts, is_served),
         choose("compile_threads", min(os.cpu_count() or 1, 16), "one for each core, up to 16"),
     ]
     choices.append(resolve_compile_processes(config, platform, choices[-1].value, facts.outside_bytes))
@@ -273,15 +275,19 @@ def resolve_max_step_ms(config: Config, platform: str) -> Choice[float]:
     return chosen("max_step_ms", config.max_step_ms, default, reason)
 
 
-def _max_burst(config: Config, defaults: PlatformDefaults, platform: str, facts: Facts) -> Choice[int]:
+def _max_burst(config: Config, defaults: PlatformDefaults, platform: str, facts: Facts, is_served: bool) -> Choice[int]:
     page_size = config.page_size or defaults.page_size
     if config.max_burst is not None and config.max_burst > page_size:
         raise InvalidSetting(f"max_burst is {config.max_burst}; it can be as many as page_size, {page_size}")
+    most, reason = min(defaults.max_burst, page_size), f"{platform.upper()} default"
     if config.reproducible and platform == "gpu":
-        return chosen("max_burst", config.max_burst, 1, "reproducible: tokens of a burst have a program of their own")
-    if facts.weight_bytes > LARGE_MODEL_BYTES:
-        return chosen("max_burst", config.max_burst, 1, "a step of so large a model takes longer than to start it")
-    return chosen("max_burst", config.max_burst, min(defaults.max_burst, page_size), f"{platform.upper()} default")
+        most, reason = 1, "reproducible: tokens of a burst have a program of their own"
+    elif most > 1 and facts.weight_bytes > SMALL_MODEL_BYTES:
+        if is_served or facts.weight_bytes > MIDDLE_MODEL_BYTES:
+            most, reason = 1, "a step of so large a model takes longer than to start it"
+        else:
+            most, reason = min(OFFLINE_BURST, page_size), "offline: to start a step takes nearly as long as the step"
+    return chosen("max_burst", config.max_burst, most, reason)
 
 
 def _speculate(config: Config, page_size: int) -> Choice[int]:

@@ -310,3 +310,17 @@ def test_room_for_adapters_is_refused_where_there_can_be_none(setting: str) -> N
         resolve_max_loras(config, 0)
     assert resolve_max_loras(replace(config, adapter_folder="adapters"), 0).value
     assert resolve_max_loras(config, 2).value == 2
+
+
+@pytest.mark.parametrize(
+    ("gib", "served", "offline"),
+    [(1, 4, 4), (9, 1, 2), (16, 1, 1)],
+)
+def test_a_burst_is_as_long_as_starting_steps_of_such_a_model_asks_for(gib: int, served: int, offline: int) -> None:
+    facts = replace(FACTS, platform="gpu", memory_bytes=141 * 2**30, weight_bytes=gib * 2**30)
+    found = [resolve(Config(), facts, is_served).max_burst for is_served in (True, False)]
+    assert found == [served, offline]
+    assert resolve(Config(max_burst=3), facts).max_burst == 3
+    assert resolve(Config(page_size=1), facts).max_burst == 1
+    on_cpu = replace(facts, platform="cpu")
+    assert [resolve(Config(), on_cpu, is_served).max_burst for is_served in (True, False)] == [1, 1]

@@ -102,7 +102,7 @@ def plan_deployment(
         model = model.for_devices(mesh.size)
     draft = find_draft(config, files, model, progress)
     facts = _facts(config, model, mesh, draft, source)
-    resolved = resolve(config, facts)
+    resolved = resolve(config, facts, is_served)
     adapters = plan_adapters(config, model, resolved, mesh)
     if meet is not None and adapters.sizes.slots:
         raise InvalidSetting("adapters are not supported by an engine of several processes (--group-size)")

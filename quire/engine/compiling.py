@@ -3,6 +3,7 @@
 import json
 import logging
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -97,5 +98,6 @@ def program_store(deployment: Deployment) -> ProgramStore:
     config = json.dumps(configs, sort_keys=True, default=str)
     how, fast = deployment.resolved, deployment.facts.fast_int8
     numerics = f"{how.dtype} {how.quantize} {fast} {deployment.config.tensor_parallel}"
-    identity = f"{config} {deployment.shapes} {numerics}"
+    shapes = replace(deployment.shapes, burst=1)  # one program depends on it, whose name has it
+    identity = f"{config} {shapes} {numerics}"
     return ProgramStore(cache_folder(deployment.config.cache_dir) / "programs", identity)

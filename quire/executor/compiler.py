@@ -173,8 +173,9 @@ class Compiler:
         return self._store is not None and self._store.has(self._name(key))
 
     def _name(self, key: Key) -> str:
-        kernels = self._compiled.kernels.attend.__module__
-        return "-".join([kernels, *(str(int(part) if isinstance(part, bool) else part) for part in key)])
+        count = [self.shapes.burst] if key[0] == "burst" else []
+        parts = (str(int(part) if isinstance(part, bool) else part) for part in (*key, *count))
+        return "-".join([self._compiled.kernels.attend.__module__, *parts])
 
     def compile(self, key: Key) -> Any:
         state, shapes = self._state, self._compiled.shapes

@@ -15,6 +15,7 @@ from quire.cache_folder import cache_folder
 from quire.config import Config
 from quire.engine.build import build_engine, plan_deployment
 from quire.engine.built import Built
+from quire.engine.compiling import program_store
 from quire.engine.deployment import Deployment
 from quire.engine.page_count import SMALL_STEP, estimated_step_bytes, measures_step
 from quire.executor.program_order import ProgramOrder
@@ -128,3 +129,9 @@ def test_the_longest_burst_is_among_the_choices_of_a_server_that_has_bursts(tmp_
     without, with_bursts = (planned(tmp_path, "cpu", max_burst=most) for most in (1, 4))
     assert "max_burst_ms" not in {choice.name for choice in without.choices}
     assert {choice.name: choice.value for choice in with_bursts.choices}["max_burst_ms"] == 10.0
+
+
+def test_programs_are_found_again_by_an_engine_with_another_burst(tmp_path: Path) -> None:
+    digests = {program_store(planned(tmp_path, "cpu", max_burst=most)).digest for most in (1, 2, 4)}
+    assert len(digests) == 1
+    assert program_store(planned(tmp_path, "cpu", max_burst=1, speculate=1)).digest not in digests

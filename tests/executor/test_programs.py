@@ -16,6 +16,7 @@ import pytest
 from quire.core.plan import Chunk, Kind, StepPlan, device_copy
 from quire.engine.engine import Engine
 from quire.executor import compiler
+from quire.executor.compiler import Compiler
 from quire.executor.executor import JaxExecutor
 from quire.executor.ladder import StepShape
 from quire.executor.launch import sizes
@@ -291,6 +292,26 @@ def test_members_of_a_group_may_lack_what_one_of_them_keeps_so_that_all_time_it(
     programs.close()
     for key in [key for batch in programs.order.batches for key in batch]:
         programs.may_make.setdefault(key, Event()).set()
+
+
+class Asked(ProgramStore):
+    """Takes down the names that it is asked for."""
+
+    def has(self, name: str) -> bool:
+        self.names = [*getattr(self, "names", ()), name]
+        return False
+
+
+def test_engines_with_other_bursts_share_all_programs_but_those_of_bursts(
+    model: Model, weights: ParamTree, tmp_path: Path
+) -> None:
+    stores = [Asked(tmp_path, "a model") for _ in range(2)]
+    for store, count in zip(stores, (2, 4), strict=True):
+        compiler = Compiler(model, weights, replace(FEW_SHAPES, burst=count), None, store)
+        for key in (StepShape(8), ("decode", 8), ("burst", 8)):
+            compiler.is_kept(key)
+    differs = [one != other for one, other in zip(*(store.names for store in stores), strict=True)]
+    assert differs == [False, False, True]
 
 
 def test_small_programs_are_kept_and_check_and_empty_state_trace_nothing(
