@@ -30,7 +30,7 @@ from quire.ops.pages import TILE, Pages, Segments, SharedPrefixes, Tiles
 from quire.ops.step_attention import Kernels
 from quire.request import SamplingParams
 
-SPEC = AttentionSpec(kv_heads=8, group=4, head_dim=128, scale=0.088)
+SPEC = AttentionSpec(kv_heads=8, group=4, head_dim=128, scale=128**-0.5)
 PAGE_SIZE, REPEATS = 32, 32
 
 

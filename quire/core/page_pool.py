@@ -35,6 +35,8 @@ class PagePool:
 
     def take(self, count: int) -> list[int] | None:
         """`count` free pages, each with one holder; None, and nothing taken, when there are not enough."""
+        if count < 0:
+            raise ValueError(f"{count} pages cannot be taken")
         free = self._free
         if count > len(free):
             return None

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from quire.errors import InvalidRequest, QuireError
 from quire.ipc.messages import TokenLogprobs, Update
 from quire.text.answer_parts import PLAIN, AnswerForm, AnswerParser, Reasoning
@@ -43,8 +45,7 @@ class Completion:
         return len(self.token_ids)
 
 
-@dataclass(frozen=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """One step of a completion. The numbers of tokens, and their speed, are of all steps so far."""
 
     index: int  # of the prompt

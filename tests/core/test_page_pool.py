@@ -34,6 +34,14 @@ def test_a_free_page_can_be_neither_held_nor_released():
         pool.hold([page])
 
 
+def test_fewer_pages_than_none_cannot_be_taken():
+    pool = PagePool(3)
+    with pytest.raises(ValueError, match="-1 pages cannot be taken"):
+        pool.take(-1)
+    assert pool.take(0) == []
+    assert pool.num_free == 2
+
+
 def test_a_pool_of_the_reserved_page_alone_is_refused():
     with pytest.raises(ValueError, match="got 1"):
         PagePool(1)
