@@ -1,5 +1,6 @@
 """Begins to compile the programs of a deployment."""
 
+import hashlib
 import json
 import logging
 from contextlib import ExitStack
@@ -99,5 +100,14 @@ def program_store(deployment: Deployment) -> ProgramStore:
     how, fast = deployment.resolved, deployment.facts.fast_int8
     numerics = f"{how.dtype} {how.quantize} {fast} {deployment.config.tensor_parallel}"
     shapes = replace(deployment.shapes, burst=1)  # one program depends on it, whose name has it
-    identity = f"{config} {shapes} {numerics}"
+    identity = f"{config} {shapes} {numerics} {_digest_of_weights(deployment)}"
     return ProgramStore(cache_folder(deployment.config.cache_dir) / "programs", identity)
+
+
+def _digest_of_weights(deployment: Deployment) -> str:
+    """Of their structure, which in a quantised checkpoint follows from its files and not from its config alone: the
+    types of scales, orders of inputs, the matrices that are left as they were."""
+    weights, draft = planned_weights(deployment)
+    trees = weights, None if draft is None else draft.weights
+    arrays = [(array.shape, str(array.dtype)) for array in jax.tree.leaves(trees)]
+    return hashlib.sha256(f"{jax.tree.structure(trees)} {arrays}".encode()).hexdigest()

@@ -1,5 +1,6 @@
 """Loads the weights of a deployment: those of the model, and those of its draft."""
 
+import json
 import logging
 from typing import Any
 
@@ -83,6 +84,8 @@ def _load_model(deployment: Deployment, progress: Progress) -> ParamTree:
     if deployment.resolved.quantize != "int8" or deployment.mesh is not None or not deployment.facts.fast_int8:
         return load_weights(model, source, **how)
     quantization = str(source.quantization) if isinstance(source, QuantizedSource) else ""
-    identity = (sources_digest(), instruction_set(), deployment.resolved.dtype, quantization)
+    config = json.dumps(deployment.files.config, sort_keys=True, default=str)  # it says how tensors are joined
+    code = sources_digest("files")  # with what reads them
+    identity = (code, instruction_set(), deployment.resolved.dtype, quantization, config)
     store = WeightStore(cache_folder(deployment.config.cache_dir) / WEIGHTS_FOLDER, source.files, identity)
     return store.load(model, lambda: load_weights(model, source, **how))

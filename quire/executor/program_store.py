@@ -197,9 +197,10 @@ def _lock(file: int) -> bool:
 
 
 @cache
-def sources_digest() -> str:
-    root = Path(quire.__file__).parent
-    files = [path for part in SOURCES for path in ([root / part] if part.endswith(".py") else (root / part).rglob("*"))]
+def sources_digest(*more: str) -> str:
+    """Of the code that programs follow from, and `more` parts of it."""
+    root, parts = Path(quire.__file__).parent, (*SOURCES, *more)
+    files = [path for part in parts for path in ([root / part] if part.endswith(".py") else (root / part).rglob("*"))]
     digest = hashlib.sha256()
     for path in sorted(path for path in files if path.suffix in (".py", ".cc", ".h")):
         digest.update(path.read_bytes())

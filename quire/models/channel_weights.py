@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from quire.models.params import Param
 from quire.ops.coded import LARGEST_INT8, Coded, Rounding
-from quire.ops.rounded_rows import LARGEST_FLOAT8
+from quire.ops.rounded_rows import LARGEST_FLOAT8, LEAST_SCALE
 
 Kind = Literal["none", "int8", "fp8"]  # as --quantize has it, of a weight that it applies to
 Placement = Callable[[Param], jax.sharding.Sharding]
@@ -88,7 +88,8 @@ def _quantized(
         inputs = tuple(range(weight.ndim - num_contracted, weight.ndim))
         most = LARGEST_FLOAT8 if kind == "fp8" else LARGEST_INT8
         reach = jnp.max(jnp.abs(weight), axis=inputs, keepdims=True).astype(jnp.float32)
-        scales = jnp.where(reach == 0.0, 1.0, reach / most)
+        scales = reach / most
+        scales = jnp.where(scales < LEAST_SCALE, 1.0, scales)  # of zeros, or as good as zeros
         numbers = jnp.clip(weight.astype(jnp.float32) / scales, -most, most)
         codes = (numbers if kind == "fp8" else jnp.round(numbers)).astype(_DTYPES[kind])
         return codes, scales.reshape(*weight.shape[: inputs[0]], 1)

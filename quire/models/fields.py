@@ -78,7 +78,7 @@ class Fields:
 
     def integers(self, name: str, length: int | None = None) -> list[int]:
         value = self._value(name, None)
-        if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
+        if not isinstance(value, list) or not all(type(item) is int for item in value):  # a boolean is an int
             raise self.invalid(name, "a list of whole numbers is needed")
         return self._of_length(name, value, length)
 

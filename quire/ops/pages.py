@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from quire.ops.rounded_rows import LEAST_SCALE
 from quire.ops.spread import spread
 
 TILE = 32  # tokens of a prefill that read the cache together, at most
@@ -14,7 +15,6 @@ SHARED_STEP = 64  # numbers of positions that several sequences share are multip
 # By the dtype of pages that have scales.
 LARGEST_CODE = {"float8_e4m3fn": 448.0, "int8": 127.0}
 ALL_BUT_SIGN = 0x7FFFFFFF
-LEAST_SCALE = 2.0**-100  # its inverse is a number, too
 # Those of them whose keys are `spread`. Floats round small numbers as well as large ones, and gain less by it.
 SPREAD = ("int8",)
 

@@ -18,6 +18,7 @@ from quire.ops.visit_sums import VisitSums
 LARGEST_FLOAT8 = 448.0
 HALF_OF_INT8 = 127.5  # of all its codes, -128 among them
 EPSILON = 2.0**-23  # the scale of zeros
+LEAST_SCALE = 2.0**-100  # its inverse is a number, too
 
 Activation = Callable[[jax.Array], jax.Array]
 
@@ -89,7 +90,8 @@ def row_scale(reach: jax.Array, code_dtype: Any) -> jax.Array:
     """The scale of a row whose numbers are `reach` at most; within kernels, too. A product: compilers make one of a
     division by a constant, or not, which gives another last bit."""
     most = HALF_OF_INT8 if code_dtype == jnp.int8 else LARGEST_FLOAT8
-    return jnp.where(reach == 0.0, EPSILON, reach * (1.0 / most))
+    scale = reach * (1.0 / most)
+    return jnp.where(scale < LEAST_SCALE, EPSILON, scale)
 
 
 def nearest_codes(numbers: jax.Array, code_dtype: Any) -> jax.Array:

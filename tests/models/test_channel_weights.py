@@ -21,7 +21,7 @@ from quire.ops import coded
 from quire.ops.adapters import AdaptedWeight, AdapterStack, add_products
 from quire.ops.coded import Coded
 from quire.ops.gpu import rounded_rows as gpu_rows
-from quire.ops.rounded_rows import CodeProduct, RoundingOps
+from quire.ops.rounded_rows import CodeProduct, RoundingOps, round_rows
 from tests.models.cases import CASES
 from tests.models.test_quantized import on_first_device, spread
 from tests.models.tiny import NamedTensors, prompt, relative_error, whole_logits
@@ -48,6 +48,26 @@ def without_rounding(node: Any) -> Any:
 def matrix(outputs: int = 24, inputs: int = 80) -> tuple[Param, Array]:
     param = Param((outputs, inputs), ("mlp", "embed"), (), join=lambda tensors: tensors[0], num_contracted=1)
     return param, np.random.default_rng(0).standard_normal((outputs, inputs), dtype=np.float32)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_outputs_with_numbers_next_to_zero_are_zero_and_never_nan(kind: Any, dtype: str) -> None:
+    param, _ = matrix(4, 32)
+    weight = np.zeros((4, 32), np.float32)
+    weight[:, ::2] = np.array([[1.0], [3e-38], [2e-36], [0.0]], np.float32)
+    made = channel_weight(jnp.asarray(weight, dtype), param, kind)
+    found = np.asarray(dequantized(made))
+    assert np.allclose(found, weight, rtol=1e-2, atol=1e-35)
+
+
+@pytest.mark.parametrize("code", ["float8_e4m3fn", "int8"])
+def test_rows_next_to_zero_are_rounded_to_zero_and_never_to_nan(code: str) -> None:
+    rows = np.zeros((4, 32), np.float32)
+    rows[:, ::2] = np.array([[1.0], [3e-38], [2e-36], [0.0]], np.float32)
+    made = round_rows(jnp.asarray(rows), jnp.dtype(code))
+    found = np.asarray(made.codes).astype(np.float32) * np.asarray(made.scales)
+    assert np.allclose(found, rows, rtol=1e-2, atol=1e-27)
 
 
 def rows(count: int) -> Array:

@@ -171,6 +171,7 @@ GROUP_0 = "config_groups__group_0"
         (group(ignore=["re:" + "a" * 600]), "is beyond what a pattern may have"),
         (group(ignore="lm_head"), "ignore = 'lm_head'"),
         (group(config_groups=[1]), "config_groups = [1]"),
+        ({**FORMATS["fp8-blocks"].config, "weight_block_size": [True, True]}, "weight_block_size = [True, True]"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_field_and_value(config: dict[str, Any], named: str) -> None:

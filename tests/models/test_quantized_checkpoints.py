@@ -149,6 +149,23 @@ def test_each_group_of_a_config_has_its_own_modules(tmp_path: Path) -> None:
     assert [one.bits for one in coded(weights["layers"][0])] == [8, 4, 8, 8]  # out, qkv, down, gate and up
 
 
+def test_the_name_of_a_module_goes_before_a_pattern_and_that_before_a_class(tmp_path: Path) -> None:
+    int4, int8 = FORMATS["ct-int4"], FORMATS["ct-int8"]
+    by_class, by_name = int4.config["config_groups"]["group_0"], int8.config["config_groups"]["group_0"]
+    groups = {
+        "group_0": {**by_class, "format": "pack-quantized"},
+        "group_1": {**by_name, "targets": ["re:.*_proj$"], "format": "int-quantized"},
+        "group_2": {**by_class, "targets": ["model.layers.0.mlp.down_proj"], "format": "pack-quantized"},
+    }
+
+    def make(module: str, weight: Array) -> Matrix:
+        return (int4 if module == "model.layers.0.mlp.down_proj" else int8).make(module, weight)
+
+    config = {**int4.config, "config_groups": groups, "format": "mixed-precision"}
+    weights = assert_logits(write_checkpoint(tmp_path, LLAMA, Format(config, make)))
+    assert [one.bits for one in coded(weights["layers"][0])] == [8, 8, 4, 8]  # out, qkv, down, gate and up
+
+
 def test_bfloat16_is_as_near_to_the_definition_as_with_plain_weights(tmp_path: Path) -> None:
     """Where activations are rounded it is not: then the last bits of bfloat16 decide about codes."""
     checkpoint = write_checkpoint(tmp_path / "coded", LLAMA, FORMATS["gptq-4-act-order"])

@@ -174,7 +174,7 @@ def read_weights(fields: Fields, is_packed: bool, rounding: Rounding | None, is_
             raise fields.unsupported("block_structure", "two numbers above zero and symmetric = true are known")
         size = (high, wide)
     actorder = fields.get("actorder")
-    if actorder not in (None, False, "weight", "static", "group", "dynamic"):
+    if actorder not in (None, False, True, "weight", "static", "group", "dynamic"):
         raise fields.unsupported("actorder", "known are weight and group")
     return CompressedMatrix(
         bits=bits,
@@ -183,7 +183,7 @@ def read_weights(fields: Fields, is_packed: bool, rounding: Rounding | None, is_
         size=size,
         symmetric=symmetric,
         is_packed=is_packed,
-        needs_index=actorder in ("group", "dynamic"),
+        needs_index=actorder in (True, "group", "dynamic"),  # in older files the first stands for the second
         rounding=rounding,
         is_static=is_static,
     )

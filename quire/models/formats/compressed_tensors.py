@@ -32,6 +32,11 @@ class Target:
         pattern = self.text.removeprefix("re:")
         return re.match(pattern, name) is not None if pattern != self.text else self.text in ("Linear", name)
 
+    @property
+    def rank(self) -> tuple[bool, bool, str]:
+        """The order in which targets of a module are followed: its name, patterns by their text, its class."""
+        return self.text == "Linear", self.text.startswith("re:"), self.text
+
 
 @dataclass(frozen=True)
 class CompressedTensors:
@@ -49,12 +54,7 @@ class CompressedTensors:
     def format_of(self, name: str) -> Format | None:
         if any(target.matches(name) for target in self.ignored):
             return None
-        found = [
-            (target.text == "Linear", matrix)  # a name goes before a class
-            for targets, matrix in self.groups
-            for target in targets
-            if target.matches(name)
-        ]
+        found = [(target.rank, matrix) for targets, matrix in self.groups for target in targets if target.matches(name)]
         return min(found, key=lambda one: one[0])[1] if found else None
 
 
