@@ -6,6 +6,7 @@ from typing import Any
 
 from quire.errors import InvalidRequest
 from quire.grammar.schema_facts import COMBINING, Names, Schema, SchemaFacts, own_names
+from quire.grammar.schema_numbers import exact_numbers
 
 # Whitespace between the parts of JSON: a line end and some indentation, but not an endless run.
 WHITESPACE = r"\n?[ ]{0,16}"
@@ -19,6 +20,7 @@ FORMATS = frozenset(
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _IN_LISTS = ("prefixItems", "items", *COMBINING)
 _SINGLE = ("items", "additionalItems", "additionalProperties")
+_OTHER_KINDS = frozenset(("type", "const", "enum", "$ref", "anyOf", "oneOf"))  # what may say that it is no object
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 
 
@@ -31,13 +33,16 @@ def guided_schema(schema: Any, strict: bool = True) -> Any:
     - `oneOf` is done where no answer fits two of its schemas, `uniqueItems` where the items are few known values (they
       come in the schema's order), `propertyNames` where it lists names or is a pattern, `unevaluatedProperties` where
       no choice decides what is evaluated.
-    - The property of a `discriminator` is required. Blanks are bounded.
+    - The property of a `discriminator` is required. Blanks are bounded. `properties` at the top without a type are
+      those of an object.
 
     Raises InvalidRequest for what cannot be done and would be lost, and the library refuses other keywords it lacks,
     unless it need not be `strict`: then answers follow the rest of the schema.
     """
     if not isinstance(schema, dict):
         return schema
+    if "properties" in schema and not schema.keys() & _OTHER_KINDS:
+        schema = {"type": "object"} | schema
     try:
         closed = _Closing(schema, strict).closed()
     except RecursionError:
@@ -147,7 +152,7 @@ class _Closing:
     # Keywords that the library lacks
 
     def _rewritten(self, schema: Schema, place: str) -> Schema:
-        done = dict(schema)
+        done = exact_numbers(schema, place, self._strict)
         if done.get("format") not in FORMATS:
             done.pop("format", None)
         if not self._strict and _LOOK_AROUND.search(str(done.get("pattern", ""))):

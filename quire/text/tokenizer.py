@@ -47,6 +47,8 @@ class Tokenizer:
         self._all_pieces = PieceTable(self._piece_of)
         self._visible_pieces = PieceTable(lambda i: None if i in self.special_ids else self._piece_of(i))
 
+    # All by the library's functions for batches, beside which other threads run: those for one text keep them waiting.
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids. `add_special_tokens`: bos and eos by the vocabulary's rules.
 
@@ -63,7 +65,8 @@ class Tokenizer:
     def encode_with_spans(self, text: str, *, add_special_tokens: bool = True) -> list[TokenSpan]:
         """Like `encode`, with the span of each token in the text."""
         _check_texts([text])
-        return _spans(self._backend.encode(text, add_special_tokens=add_special_tokens))
+        (encoding,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        return _spans(encoding)
 
     def prepare_shield(self) -> None:
         """Build the stand-ins for special tokens now: with a large vocabulary this blocks all threads for a second."""
@@ -86,8 +89,9 @@ class Tokenizer:
         specials = self.shield.specials
         lengths = (len(specials[ord(one) - STAND_INS]) if ord(one) >= STAND_INS else 1 for one in prompt.standing)
         offsets = [0, *accumulate(lengths)]
+        (encoding,) = self._standing_backend.encode_batch([prompt.standing], add_special_tokens=False)
         found = []
-        for span in _spans(self._standing_backend.encode(prompt.standing, add_special_tokens=False)):
+        for span in _spans(encoding):
             token_id = self._special_id_of.get(span.id, span.id)
             piece = span.piece if token_id == span.id else self.piece(token_id)
             found.append(TokenSpan(token_id, piece, offsets[span.start], offsets[span.stop]))
@@ -96,8 +100,8 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of the tokens. An id inside the vocabulary that names no token has no text."""
         self.check_ids(token_ids)
-        text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-        return text
+        texts: list[str] = self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
+        return texts[0]
 
     def to_json(self) -> str:
         """The vocabulary and its rules, as the tokenizers library writes them to a file."""

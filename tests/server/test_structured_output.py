@@ -98,7 +98,9 @@ def test_max_tokens_cuts_an_answer_off_in_the_middle(client):
     [
         {"type": "json", "value": SCHEMA},
         {"type": "json", "value": json.dumps(SCHEMA)},
+        {"type": "json", "value": {key: value for key, value in SCHEMA.items() if key != "type"}},
         {"type": "json_object", "value": SCHEMA},
+        {"type": "json_object", "value": {"required": SCHEMA["required"], "properties": SCHEMA["properties"]}},
         {"type": "json_schema", "value": {"name": "thing", "schema": SCHEMA}},
     ],
 )

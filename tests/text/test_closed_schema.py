@@ -112,6 +112,13 @@ CASES: list[tuple[str, Any, list[Any], list[Any]]] = [
      {"anyOf": [{"type": "number"}, {"type": "string", "pattern": "^(?!x)[0-9]+$"}]}, [1.5], ["x"]),
     ("blanks are few", A,
      [Text('{\n  "a": 1\n}'), Text('{"a":1}')], [Text('{ \n "a": 1}'), Text('{"a":' + " " * 17 + "1}")]),
+    ("properties at the top are an object's", {"properties": A["properties"], "required": ["a"]},
+     [{"a": 1}], [{}, "a", 3, []]),
+    ("large numbers are kept where they are floats", {"enum": [2**60, -(2**53) - 2]}, [2**60, -(2**53) - 2], [2**60 + 1]),
+    ("large bounds become floats within them", {"type": "integer", "minimum": 2**53 + 1, "maximum": 2**63 - 1},
+     [2**53 + 2, 2**62, 2**63 - 1024], [2**53, 2**63, 2**64]),
+    ("bounds beyond 64 bits that keep nothing out", {"type": "integer", "minimum": -(2**63), "maximum": 2**70},
+     [0, -(2**62)], [2**64]),
 ]  # fmt: skip
 
 
@@ -150,6 +157,12 @@ REFUSED = [
     ({"type": "object", "dependentRequired": {"a": ["b"]}}, "dependentRequired"),
     ({"type": "array", "contains": {"const": 1}}, "contains"),
     ({"type": "string", "pattern": "^(?!x)"}, "look-around"),
+    ({"type": "object", "properties": {"id": {"enum": [1, 2**60 + 1]}}},
+     r"properties\.id\.enum has the number 1152921504606846977"),
+    ({"const": {"a": [2**53 + 1]}}, "const has the number 9007199254740993"),
+    ({"const": 10**400}, "const has the number 1000000"),
+    ({"type": "integer", "exclusiveMinimum": 2**63}, "exclusiveMinimum has the number 9223372036854775808"),
+    ({"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 1}, "maximum"),
 ]  # fmt: skip
 
 
@@ -294,6 +307,7 @@ KEPT_ONLY_IF_STRICT = [
     {"type": "array", "if": {"minItems": 1}, "then": {"maxItems": 2}},
     {"anyOf": [{"type": "array"}, {"type": "string"}], "unevaluatedProperties": False},
     {"type": ["array", "string"], "pattern": "^(?!x)"},
+    {"anyOf": [{"type": "array"}, {"type": "integer", "const": 2**60 + 1}]},
 ]
 
 

@@ -78,7 +78,7 @@ def grammar_of(name: str, given: dict[str, Any] | None, *, needs_properties: boo
     schema = _schema_of(name, kind, given, said[0] if said else "value")
     if needs_properties and "properties" not in schema:
         raise invalid(name, "has no properties at the top of its schema; it must have some")
-    return json_schema(schema)
+    return json_schema(ANY_OBJECT | schema if kind == "json_object" else schema)
 
 
 def _schema_of(name: str, kind: str, given: dict[str, Any], key: str) -> dict[str, Any]:
