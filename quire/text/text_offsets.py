@@ -1,4 +1,4 @@
-"""Where each token of a text begins."""
+"""Offsets of the tokens of a text."""
 
 import codecs
 from collections.abc import Sequence
