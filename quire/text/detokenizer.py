@@ -36,8 +36,14 @@ class Detokenizer:
 
     @property
     def held_text(self) -> str:
-        """What they are if none follow."""
+        """Their text if none follow."""
         return self._text_of(bytes(self._held)) if self._held else ""
+
+    @property
+    def num_held(self) -> int:
+        """The number of characters that they are, or begin."""
+        text, num_used = codecs.utf_8_decode(self._held, "replace", False)
+        return len(text) + (num_used < len(self._held))
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text that these tokens complete. An id that the vocabulary does not name has no text."""

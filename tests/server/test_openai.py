@@ -91,6 +91,20 @@ def test_a_stop_string_ends_the_text_and_the_work(client, server):
     server.wait_until(lambda: server.driver._engine.scheduler.num_requests == 0)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_the_answer_after_min_tokens(client, server, stream):
+    tokens = server.expected(ids(server, "abc"), 40)
+    stops = [*"abcdefghijklmno"]
+    asked = {"model": "fake", "prompt": "abc", "max_tokens": 40, "temperature": 0, "stop": stops, "stream": stream}
+    answer = client.completions.create(**asked, extra_body={"min_tokens": 20})
+    choices = [chunk.choices[0] for chunk in answer] if stream else [answer.choices[0]]
+    decode = server.model.tokenizer.decode
+    end = next(number for number in range(20, 40) if decode(tokens[number : number + 1]) in stops)
+    assert any(stop in decode(tokens[:20]) for stop in stops)
+    assert "".join(choice.text for choice in choices) == decode(tokens[:end])
+    assert choices[-1].finish_reason == "stop"
+
+
 def test_a_stop_token_ends_the_answer_and_is_not_in_its_text(client, server):
     tokens = server.expected(ids(server, "abc"), 30)
     stop = tokens[10]
