@@ -101,6 +101,17 @@ def test_a_stop_string_ends_the_answer_before_it(llm: LLM) -> None:
     assert llm.engine.is_idle or llm.engine.scheduler.num_running == 0
 
 
+def test_a_stop_string_ends_the_answer_after_min_tokens(llm: LLM) -> None:
+    a, b = llm.encode("a")[0], llm.encode("b")[0]
+    biased = SamplingParams(temperature=1.0, logit_bias={a: 50.0, b: 50.0})
+    whole, stopped = (
+        llm.generate("p", biased, seed=3, max_tokens=40, min_tokens=10, stop=stop)[0] for stop in ([], ["a"])
+    )
+    assert "a" in whole.text[:10]
+    assert stopped.text == whole.text[: whole.text.index("a", 10)]
+    assert stopped.finish_reason == "stop_string"
+
+
 def test_stop_strings_have_the_limits_of_the_server(llm: LLM) -> None:
     for stop, why in ((["a"] * 17, "it must be at most 16"), (["a", "b" * 4097], r"stop\[1\] has 4097 characters")):
         with pytest.raises(InvalidRequest, match=why):

@@ -72,14 +72,20 @@ class CompletionBuilder:
         continues: bool,
         form: AnswerForm = PLAIN,
         clock: Callable[[], float] = time.monotonic,
+        min_tokens: int = 0,
     ) -> None:
-        """`continues` where the answer goes on in the middle of the prompt's text, as opposed to a chat's."""
+        """`continues` where the answer goes on in the middle of the prompt's text, as opposed to a chat's.
+
+        `min_tokens`: stop strings are looked for after so many tokens.
+        """
         if stop and tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer, and the model has none")
         self.completion = Completion(prompt_ids)
         shows_marks = tokenizer is not None and any(tokenizer.special_id(mark) is not None for mark in form.marks)
         stops = StopStrings(stop) if stop else None
-        self._generation = Generation(tokenizer, stops, continues=continues, skip_special_tokens=not shows_marks)
+        self._generation = Generation(
+            tokenizer, stops, continues=continues, skip_special_tokens=not shows_marks, min_tokens=min_tokens
+        )
         self._parser = AnswerParser(form)
         self.completion.token_ids = self._generation.tokens
         self._clock = clock

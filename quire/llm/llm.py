@@ -248,7 +248,10 @@ class LLM:
             except QuireError as refusal:
                 error = refusal
             continues = not is_chat(prompt)
-            answers = [CompletionBuilder(ids, self.tokenizer, stop, continues, form) for _ in range(n)]
+            least = 0 if request is None else request.min_tokens
+            answers = [
+                CompletionBuilder(ids, self.tokenizer, stop, continues, form, min_tokens=least) for _ in range(n)
+            ]
             items.append(BatchItem(request, error, answers))
         return items
 

@@ -29,6 +29,22 @@ class Detokenizer:
         self._prefix = rule.stripped_prefix
         self._num_strippable = 0 if continues else rule.stripped_count
 
+    @property
+    def held(self) -> bytes:
+        """The bytes that wait for others."""
+        return bytes(self._held)
+
+    @property
+    def held_text(self) -> str:
+        """Their text if none follow."""
+        return self._text_of(bytes(self._held)) if self._held else ""
+
+    @property
+    def num_held(self) -> int:
+        """The number of characters that they are, or begin."""
+        text, num_used = codecs.utf_8_decode(self._held, "replace", False)
+        return len(text) + (num_used < len(self._held))
+
     def push(self, token_ids: Iterable[int]) -> str:
         """The text that these tokens complete. An id that the vocabulary does not name has no text."""
         pieces = self._pieces
@@ -71,6 +87,9 @@ class Detokenizer:
     def _close(self) -> str:
         held = bytes(self._held)
         self._held.clear()
+        return self._text_of(held)
+
+    def _text_of(self, held: bytes) -> str:
         if not self._holds_runs:
             return held.decode(errors="replace")
         try:

@@ -17,9 +17,24 @@ def parse_json_text(name: str, text: str | bytes) -> Any:
     except RecursionError:
         raise invalid(name, f": nested deeper than {MAX_DEPTH} levels") from None
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise invalid(name, f": not valid JSON: {error}") from None
+        if not text.strip():
+            raise invalid(name, "is empty; it must be JSON") from None
+        raise invalid(name, f": not valid JSON: {_lone_surrogate(text) or error}") from None
     _check_structure(name, found)
     return found
+
+
+def _lone_surrogate(text: str | bytes) -> str | None:
+    """The error for half of a surrogate pair, where `text` fails by one.
+
+    Where fewer characters follow than the other half has, the parser says that the text is cut off. Spaces after it
+    change nothing else.
+    """
+    try:
+        msgspec.json.decode(text + " " * 6 if isinstance(text, str) else text + b" " * 6)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        return str(error) if "surrogate" in str(error) else None
+    return None
 
 
 def _check_structure(name: str, value: Any) -> None:

@@ -133,6 +133,8 @@ def test_a_bad_field_is_refused_by_name_value_and_limit(http, route, base, field
         ({"prompt": [2**65]}, "token id 36893488147419103232 is outside the vocabulary"),
         ({"prompt": ["a"] * 257}, "the number of prompts is 257; it must be at most 256"),
         ({"prompt": ""}, "prompt is empty"),
+        ({"prompt": ["a", ""]}, "prompt[1] is empty; it must have at least 1 token"),
+        ({"prompt": [""]}, "prompt[0] is empty"),
     ],
 )
 def test_a_bad_completion_field_is_refused(http, fields, message):
@@ -181,6 +183,33 @@ def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused(http):
         response = http.post(route, json=body)
         assert response.status_code == status
         assert "512" in message_of(response)
+
+
+@pytest.mark.parametrize("prompt", ["a" * 600, [1] * 600, ["a", "a" * 600], [[1], [1] * 600]])
+def test_a_prompt_that_is_too_long_is_named(http, prompt):
+    error = http.post("/v1/completions", json={"prompt": prompt}).json()["error"]
+    assert error["param"] == ("prompt[1]" if len(prompt) == 2 else "prompt")
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("body", [b"", b" \n"])
+def test_an_empty_body_is_refused_as_that(http, route, body):
+    assert message_of(http.post(route, content=body)) == "body is empty; it must be JSON"
+
+
+@pytest.mark.parametrize("text", ["\ud800", "b\udc00", "a\ud83d", "\ud800 and so on"])
+@pytest.mark.parametrize("last", [True, False])
+def test_half_a_surrogate_pair_is_refused_anywhere(http, text, last):
+    body = COMPLETION | ({"stop": text} if last else {"stop": text, "user": "somebody"})
+    message = message_of(http.post("/v1/completions", content=json.dumps(body)))
+    assert "surrogate pair (byte " in message
+
+
+def test_a_body_that_is_cut_off_is_refused_as_that(http):
+    body = json.dumps(COMPLETION | {"user": "\U0001f600"})
+    assert http.post("/v1/completions", content=body).status_code == 200
+    for cut in (body[:-1], body[:-2], body[: len(body) // 2]):
+        assert message_of(http.post("/v1/completions", content=cut)) == "body: not valid JSON: Input data was truncated"
 
 
 def test_values_that_ask_for_nothing_are_taken(http):

@@ -91,6 +91,20 @@ def test_a_stop_string_ends_the_text_and_the_work(client, server):
     server.wait_until(lambda: server.driver._engine.scheduler.num_requests == 0)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_the_answer_after_min_tokens(client, server, stream):
+    tokens = server.expected(ids(server, "abc"), 40)
+    stops = [*"abcdefghijklmno"]
+    asked = {"model": "fake", "prompt": "abc", "max_tokens": 40, "temperature": 0, "stop": stops, "stream": stream}
+    answer = client.completions.create(**asked, extra_body={"min_tokens": 20})
+    choices = [chunk.choices[0] for chunk in answer] if stream else [answer.choices[0]]
+    decode = server.model.tokenizer.decode
+    end = next(number for number in range(20, 40) if decode(tokens[number : number + 1]) in stops)
+    assert any(stop in decode(tokens[:20]) for stop in stops)
+    assert "".join(choice.text for choice in choices) == decode(tokens[:end])
+    assert choices[-1].finish_reason == "stop"
+
+
 def test_a_stop_token_ends_the_answer_and_is_not_in_its_text(client, server):
     tokens = server.expected(ids(server, "abc"), 30)
     stop = tokens[10]
@@ -126,6 +140,33 @@ def test_echo_repeats_the_prompt_before_the_answer_streamed_or_not(client):
     assert [t for chunk in chunks for t in chunk.logprobs.tokens] == whole.logprobs.tokens
     assert [t for chunk in chunks for t in chunk.logprobs.text_offset] == whole.logprobs.text_offset
     assert len(whole.logprobs.tokens) == 7
+
+
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("prompt", ["é a", "éé", [28, 29, 28, 1, 0, 28], [29]])
+@pytest.mark.parametrize(
+    "fields", [{}, {"skip_special_tokens": False}, {"stop": ["a", "b"]}, {"logit_bias": {"28": 40, "29": 40}}], ids=str
+)
+def test_offsets_count_characters_of_the_text_streamed_or_not(client, server, echo, prompt, fields):
+    """Of é, which is the two tokens 28 and 29, both have its offset."""
+    asked = {"model": "fake", "prompt": prompt, "max_tokens": 30, "seed": 4, "echo": echo, "logprobs": 0}
+    asked["extra_body"] = fields
+    whole = client.completions.create(**asked).choices[0]
+    chunks = [chunk.choices[0] for chunk in client.completions.create(**asked, stream=True)]
+    offsets = whole.logprobs.text_offset
+    assert [t for chunk in chunks if chunk.logprobs for t in chunk.logprobs.text_offset] == offsets
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert offsets == sorted(offsets)
+    assert max(offsets) <= len(whole.text)
+    for token, offset in zip(whole.logprobs.tokens[:-1], offsets, strict=False):
+        is_shown = token != END or (echo and offset < 5) or "skip_special_tokens" in fields
+        if is_shown and not token.startswith("bytes:"):
+            assert whole.text.startswith(token, offset)
+
+
+def test_the_parts_of_a_character_share_its_offset(client):
+    asked = {"model": "fake", "prompt": "éa é", "max_tokens": 0, "echo": True, "logprobs": 0}
+    assert client.completions.create(**asked).choices[0].logprobs.text_offset == [0, 0, 1, 2, 3, 3]
 
 
 def test_the_best_of_several_is_returned(client, server):

@@ -106,6 +106,7 @@ def ask(server: RunningServer, body: dict[str, Any]) -> dict[str, Any]:
         {"n": 2, "temperature": 1, "seed": 6, "stop": "a"},
         {"logprobs": 2, "echo": True},
         {"min_tokens": 30, "stop_token_ids": [3, 4, 5]},
+        {"min_tokens": 30, "stop": list("aeiou. ")},
         {"max_tokens": 1, "n": 2, "temperature": 1, "seed": 1},
     ],
     ids=str,

@@ -137,7 +137,7 @@ def one_of(number: int, value: int) -> dict[str, object]:
 REFUSED = [
     ({"type": "xml"}, "response_format.type is 'xml'"),
     ({}, "response_format.type is None"),
-    ({"type": "json_schema"}, "response_format.value is None"),
+    ({"type": "json_schema"}, "response_format.json_schema is None; it must be an object with a schema"),
     ({"type": "json_schema", "json_schema": {"name": "x"}}, "response_format.json_schema.schema is None"),
     ({"type": "json", "value": "{"}, "response_format.value: not valid JSON"),
     ({"type": "json", "value": 3}, "it must be a JSON schema"),

@@ -239,6 +239,7 @@ def test_info_names_the_model_and_its_limits(server):
         ({"max_new_tokens": "ten"}, "parameters.max_new_tokens is 'ten'"),
         ({"watermark": True}, "parameters.watermark is True: watermarking is not supported"),
         ({"grammar": {"type": "regexp", "value": "a"}}, "grammar.type is 'regexp'"),
+        ({"grammar": {"type": "json_schema"}}, "grammar.value is None"),
     ],
 )  # fmt: skip
 def test_a_bad_parameter_is_refused_by_name(server, parameters, message):

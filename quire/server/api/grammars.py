@@ -51,10 +51,13 @@ def with_grammar(
     return replace(spec, request=replace(request, grammar=grammar), unchecked_grammar=unchecked)
 
 
-def grammar_of(name: str, given: dict[str, Any] | None, *, needs_properties: bool = False) -> Grammar | None:
+def grammar_of(
+    name: str, given: dict[str, Any] | None, *, needs_properties: bool = False, is_openai: bool = False
+) -> Grammar | None:
     """The grammar that the field `name` gives, in the form of OpenAI or of text-generation-inference.
 
-    `needs_properties`: a schema must have some at its top.
+    `needs_properties`: a schema must have some at its top. `is_openai`: the field is OpenAI's, so that a schema which
+    is missing is missing where OpenAI has it.
     """
     if given is None:
         return None
@@ -75,7 +78,8 @@ def grammar_of(name: str, given: dict[str, Any] | None, *, needs_properties: boo
         if not isinstance(text, str):
             raise invalid(f"{name}.{key}", f"is {shown(text)}; it must be a {_NOUNS[kind]}")
         return regex(text) if kind == "regex" else client_grammar(f"{name}.{key}", text)
-    schema = _schema_of(name, kind, given, said[0] if said else "value")
+    missing = "json_schema" if is_openai and kind == "json_schema" else "value"
+    schema = _schema_of(name, kind, given, said[0] if said else missing)
     if needs_properties and "properties" not in schema:
         raise invalid(name, "has no properties at the top of its schema; it must have some")
     return json_schema(ANY_OBJECT | schema if kind == "json_object" else schema)

@@ -45,6 +45,7 @@ class OpenPrompt:
                 skip_special_tokens=spec.skip_special_tokens,
                 shows_stop_token=spec.include_stop,
                 length_first=request.max_tokens if spec.length_first else None,
+                min_tokens=request.min_tokens,
             )
             for _ in range(request.samples)
         ]

@@ -1,12 +1,14 @@
 """Completions as bodies and as chunks."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from quire.ipc.messages import TokenLogprobs
 from quire.request import FinishReason as Finish
 from quire.server.api.openai.dialect import OpenAIDialect
 from quire.server.api.openai.envelope import Chunks, Envelope
-from quire.server.api.openai.logprobs import completion_logprobs, token_name
+from quire.server.api.openai.logprobs import completion_logprobs
 from quire.server.api.openai.requests import CompletionRequest
 from quire.server.api.openai.responses import Completion, CompletionChoice, CompletionLogprobs
 from quire.server.http.sse import to_json, token_template
@@ -14,6 +16,7 @@ from quire.server.service.answers import Answer, by_likelihood
 from quire.server.service.open_prompt import OpenPrompt, TokenDelta
 from quire.server.service.served_model import ServedModel
 from quire.server.service.stream import Stream
+from quire.text.text_offsets import TextOffsets, prompt_offsets
 
 
 class CompletionEncoder:
@@ -47,13 +50,16 @@ class CompletionEncoder:
         return whole
 
     def _whole(self, prompt: OpenPrompt, answer: Answer, index: int) -> CompletionChoice:
-        text, tokens = answer.text, answer.tokens
-        scores: list[TokenLogprobs | None] = [*answer.logprobs]
+        text, logprobs = answer.text, None
+        if self.fields.logprobs is not None:
+            offsets = self.offsets(prompt)
+            logprobs = self._logprobs(answer.tokens, [*answer.logprobs], [offsets.push(one) for one in answer.tokens])
         if self.fields.echo:
             text = self.texts[prompt.index] + text
-            tokens = [*prompt.request.prompt, *tokens]
-            scores = [None, *prompt.logprobs, *scores]
-        choice = self._choice(index, text, answer.finish, self._logprobs(tokens, scores))
+            before = self._prompt_logprobs(prompt)
+            if logprobs is not None and before is not None:
+                logprobs = _joined(before, logprobs)
+        choice = self._choice(index, text, answer.finish, logprobs)
         if self.fields.return_token_ids:
             choice["token_ids"] = answer.tokens
             choice["prompt_token_ids"] = list(prompt.request.prompt)
@@ -61,19 +67,25 @@ class CompletionEncoder:
 
     def echo(self, prompt: OpenPrompt, index: int) -> CompletionChoice:
         """The prompt itself, as the first chunk of a stream."""
-        scores = [None, *prompt.logprobs]
-        return self._choice(index, self.texts[prompt.index], None, self._logprobs([*prompt.request.prompt], scores))
+        return self._choice(index, self.texts[prompt.index], None, self._prompt_logprobs(prompt))
 
-    def part(self, delta: TokenDelta, index: int, offset: int) -> CompletionChoice:
-        logprobs = None if delta.token is None else self._logprobs([delta.token], [delta.logprobs], offset)
+    def part(self, delta: TokenDelta, index: int, offsets: TextOffsets) -> CompletionChoice:
+        """A chunk of a stream. `offsets` are those of its choice."""
+        logprobs = None
+        if delta.token is not None and self.fields.logprobs is not None:
+            logprobs = self._logprobs([delta.token], [delta.logprobs], [offsets.push(delta.token)])
         choice = self._choice(index, delta.text, delta.finish, logprobs)
         if self.fields.return_token_ids:
             choice["token_ids"] = [] if delta.token is None else [delta.token]
         return choice
 
-    def length(self, tokens: tuple[int, ...]) -> int:
-        """The number of characters of tokens, as offsets count them."""
-        return sum(len(token_name(self._tokenizer, token)) for token in tokens)
+    def offsets(self, prompt: OpenPrompt) -> TextOffsets:
+        """The offsets of one answer's tokens, in the order in which they come."""
+        return TextOffsets(
+            self._tokenizer,
+            begin=len(self.texts[prompt.index]) if self.fields.echo else 0,
+            skip_special_tokens=self.fields.skip_special_tokens is not False,
+        )
 
     def _choice(
         self, index: int, text: str, finish: Finish | None, logprobs: CompletionLogprobs | None
@@ -82,11 +94,26 @@ class CompletionEncoder:
         reason = dialect.completion_unfinished if finish is None else dialect.completion_finish_reasons[finish]
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
+    def _prompt_logprobs(self, prompt: OpenPrompt) -> CompletionLogprobs | None:
+        if self.fields.logprobs is None:
+            return None
+        tokens = prompt.request.prompt
+        offsets = prompt_offsets(self._tokenizer, tokens, self.texts[prompt.index])
+        return self._logprobs(tokens, [None, *prompt.logprobs], offsets)
+
     def _logprobs(
-        self, tokens: list[int], scores: list[TokenLogprobs | None], offset: int = 0
-    ) -> CompletionLogprobs | None:
-        num_top = self.fields.logprobs
-        return None if num_top is None else completion_logprobs(self._tokenizer, tokens, scores, num_top, offset)
+        self, tokens: Sequence[int], scores: list[TokenLogprobs | None], offsets: list[int]
+    ) -> CompletionLogprobs:
+        return completion_logprobs(self._tokenizer, tokens, scores, self.fields.logprobs or 0, offsets)
+
+
+def _joined(before: CompletionLogprobs, after: CompletionLogprobs) -> CompletionLogprobs:
+    return {
+        "tokens": before["tokens"] + after["tokens"],
+        "token_logprobs": before["token_logprobs"] + after["token_logprobs"],
+        "top_logprobs": before["top_logprobs"] + after["top_logprobs"],
+        "text_offset": before["text_offset"] + after["text_offset"],
+    }
 
 
 class CompletionEvents(Chunks):
@@ -102,7 +129,7 @@ class CompletionEvents(Chunks):
             num_characters = sum(map(len, encoder.texts))
             self.largest_event = stream.num_prompt_tokens * (1 + (fields.logprobs or 0)) + num_characters
         self._is_plain = fields.logprobs is None and not fields.return_token_ids and not self._varies
-        self._offsets: dict[int, int] = {}  # characters so far, by choice; a choice is added when it begins
+        self._offsets: dict[int, TextOffsets] = {}  # by choice; a choice is added when it begins
         unfinished = msgspec.json.encode(self._dialect.completion_unfinished)
         end = b',"logprobs":null,"finish_reason":' + unfinished + b"}" + self._tail
         self._plain = token_template(self._head + b'{"index":', b',"text":', end)
@@ -125,12 +152,9 @@ class CompletionEvents(Chunks):
         before = b""
         if index not in self._offsets:
             prompt = self._stream.prompts[delta.prompt]
-            self._offsets[index] = self._encoder.length(prompt.request.prompt) if self._fields.echo else 0
+            self._offsets[index] = self._encoder.offsets(prompt)
             if self._fields.echo:
                 before = self._write(self._encoder.echo(prompt, index))
         if self._is_plain and not delta.text and delta.finish is None:
             return before
-        written = self._write(self._encoder.part(delta, index, self._offsets[index]))
-        if self._fields.logprobs is not None and delta.token is not None:
-            self._offsets[index] += self._encoder.length((delta.token,))
-        return before + written
+        return before + self._write(self._encoder.part(delta, index, self._offsets[index]))

@@ -55,7 +55,7 @@ def _parse(service: Service, dialect: OpenAIDialect, arrival: Arrival, raw: dict
     with arrival.tokenising():
         texts, prompts = _prompts(service, fields.prompt)
     constraint = constraint_of(fields, model.tokenizer)
-    specs = [builder.spec(tokens, number) for number, tokens in enumerate(prompts)]
+    specs = [builder.spec(tokens, number, _name(fields.prompt, number)) for number, tokens in enumerate(prompts)]
     encoder = CompletionEncoder(model, fields, texts, n, dialect)
     return Job(
         specs=[with_grammar(settings, spec, constraint) for spec in specs],
@@ -77,6 +77,12 @@ def _max_tokens(fields: CompletionRequest, dialect: OpenAIDialect) -> int | None
     return fields.max_tokens
 
 
+def _name(given: str | list[Any], index: int) -> str:
+    """The name of a prompt in errors."""
+    is_one = isinstance(given, str) or not isinstance(given[0], (str, list))
+    return "prompt" if is_one else f"prompt[{index}]"
+
+
 def _prompts(service: Service, given: str | list[Any]) -> tuple[list[str], list[list[int]]]:
     """The prompts as text and as tokens: a text, tokens, or a list of either."""
     model = service.model
@@ -85,7 +91,7 @@ def _prompts(service: Service, given: str | list[Any]) -> tuple[list[str], list[
     if not given:
         raise invalid("prompt", "is []; it must hold at least one text or token")
     given = [whole(item) for item in given]
-    is_one = all(type(item) is int for item in given)
+    is_one = all(type(item) is int for item in given)  # the tokens of one
     if is_one:
         given = [given]
     at_most("the number of prompts", len(given), service.settings.max_client_batch_size, param="prompt")
@@ -96,6 +102,7 @@ def _prompts(service: Service, given: str | list[Any]) -> tuple[list[str], list[
             raise invalid(
                 f"prompt[{index}]", f"is {shown(item)}; prompts are all texts, or all non-empty lists of token ids"
             )
-        model.check_prompt(item)
-        model.tokenizer.check_ids(item, param="prompt" if is_one else f"prompt[{index}]")
+        name = "prompt" if is_one else f"prompt[{index}]"
+        model.check_prompt(item, name)
+        model.tokenizer.check_ids(item, param=name)
     return [model.tokenizer.decode(item, skip_special_tokens=False) for item in given], given

@@ -23,7 +23,7 @@ _BOTH = "are both set; an answer can follow one of them"
 def constraint_of(fields: SamplingFields, tokenizer: Tokenizer) -> NamedGrammar | None:
     """The constraint of a request, and its field. Several fields with the same value count as one."""
     readers: dict[str, Callable[[str, Any], Grammar | None]] = {
-        "response_format": grammar_of,
+        "response_format": lambda name, given: grammar_of(name, given, is_openai=True),
         "structured_outputs": _structured_outputs,
         "guided_json": lambda name, given: _json(name, given, fields.guided_whitespace_pattern),
         "json_schema": _json,

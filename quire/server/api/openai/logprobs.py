@@ -27,7 +27,7 @@ def _scored(tokenizer: Tokenizer, token: int, logprob: float) -> ScoredToken:
     return {"token": raw.decode(errors="replace"), "logprob": finite(logprob), "bytes": list(raw)}
 
 
-def token_name(tokenizer: Tokenizer, token: int) -> str:
+def _token_name(tokenizer: Tokenizer, token: int) -> str:
     """The token's text. Part of a character is written as bytes, so that all tokens look different. A token that the
     tokenizer does not know has its number."""
     raw = tokenizer.token_bytes(token)
@@ -40,23 +40,24 @@ def token_name(tokenizer: Tokenizer, token: int) -> str:
 
 
 def completion_logprobs(
-    tokenizer: Tokenizer, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None], num_top: int, offset: int = 0
+    tokenizer: Tokenizer,
+    tokens: Sequence[int],
+    logprobs: Sequence[TokenLogprobs | None],
+    num_top: int,
+    offsets: list[int],
 ) -> CompletionLogprobs:
-    """The columns of a completion. The first token of a prompt has none."""
-    names = [token_name(tokenizer, token) for token in tokens]
-    offsets: list[int] = []
+    """The columns of a completion. The first token of a prompt has no score."""
+    names = [_token_name(tokenizer, token) for token in tokens]
     scores: list[float | None] = []
     tops: list[dict[str, float] | None] = []
     for name, logprob in zip(names, logprobs, strict=True):
-        offsets.append(offset)
-        offset += len(name)
         scores.append(None if logprob is None else finite(logprob.logprob))
         if logprob is None:
             tops.append(None)
             continue
         top: dict[str, float] = {}
         for each, score in zip(logprob.top_ids[:num_top], logprob.top_logprobs[:num_top], strict=True):
-            top.setdefault(token_name(tokenizer, each), finite(score))
+            top.setdefault(_token_name(tokenizer, each), finite(score))
         top.setdefault(name, finite(logprob.logprob))
         tops.append(top)
     return {"tokens": names, "token_logprobs": scores, "top_logprobs": tops, "text_offset": offsets}

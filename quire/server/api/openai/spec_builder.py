@@ -60,13 +60,14 @@ class SpecBuilder:
         given = {name: getattr(fields, name) for name in _SAMPLING} | {"logprobs": logprobs}
         self._sampling = sampling_params(given, self._defaults, model.tokenizer)
 
-    def spec(self, tokens: list[int], number: int = 0) -> GenerationSpec:
-        """The spec of prompt `number`."""
+    def spec(self, tokens: list[int], number: int = 0, prompt_field: str | None = None) -> GenerationSpec:
+        """The spec of prompt `number`. `prompt_field` is its name in errors, where it is one of several."""
         model, fields, dialect = self._model, self._fields, self._dialect
-        model.check_prompt(tokens, self._prompt_field)
+        prompt_field = prompt_field or self._prompt_field
+        model.check_prompt(tokens, prompt_field)
         max_tokens = self._max_tokens
         if max_tokens is None:
-            max_tokens = model.room_after(len(tokens), self._prompt_field)
+            max_tokens = model.room_after(len(tokens), prompt_field)
             if self._defaults.max_new_tokens is not None:
                 max_tokens = max(1, min(max_tokens, self._defaults.max_new_tokens))
         model.check_total(len(tokens), max_tokens, self._limit_field)
