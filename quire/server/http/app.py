@@ -66,7 +66,7 @@ class App:
         except ClientGone as gone:
             if route.generates and isinstance(gone, ClientGoneEarly):
                 self._service.metrics.note_dropped()
-            return Response(status_code=499)  # nobody reads it
+            return Response(status_code=499)  # the client is gone
         except QuireError as error:
             response = route.dialect.error_response(error)
             if not route.generates:
