@@ -8,6 +8,7 @@ import threading
 import pytest
 import uvloop
 
+from tests import web
 from tests.patience import WAIT_S
 from tests.server.running import RunningServer
 
@@ -124,3 +125,18 @@ def test_half_a_body_and_then_the_end_is_let_go(server):
         one.shutdown(socket.SHUT_WR)
         assert everything(one) == b""
     assert server.service.num_streams == 0
+
+
+def test_a_client_that_leaves_within_its_body_is_counted_like_others_that_leave(server):
+    metrics = server.service.metrics
+    one, other, tokenizing = (connected(server) for _ in range(3))
+    tokenizing.sendall(post(TEXT)[:-5].replace(b"/v1/completions", b"/tokenize"))
+    one.sendall(post(TEXT)[:-5])
+    other.sendall(post(TEXT))
+    server.wait_until(lambda: server.service.num_streams == 1 and metrics.numbers["tgi_request_count"] == 2)
+    for each in (tokenizing, one, other):
+        each.close()
+    server.wait_until(lambda: sum(metrics.failures.values()) >= 2)
+    web.get(f"{server.url}/health")  # what was under way has had its turn
+    assert {name: count for name, count in metrics.failures.items() if count} == {"dropped": 2}
+    assert (metrics.numbers["tgi_request_count"], metrics.numbers["tgi_request_success"]) == (2, 0)

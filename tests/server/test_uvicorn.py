@@ -35,6 +35,7 @@ PROTOCOL_ATTRIBUTES = (
     "transport",
     "flow",
     "scope",
+    "headers",
     "cycle",
     "pipeline",
     "timeout_keep_alive_task",
@@ -77,5 +78,6 @@ def test_a_connection_and_its_parts_have_their_attributes():
         assert config.lifespan_class(config).state == {}
 
     asyncio.run(look())
+    assert "self.url" in inspect.getsource(HttpToolsProtocol.on_message_begin)
     made = inspect.getsource(RequestResponseCycle.__init__)
     assert [name for name in CYCLE_ATTRIBUTES if f"self.{name}" not in made] == []

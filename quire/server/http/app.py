@@ -18,7 +18,7 @@ from quire.server.caller import REQUEST_ID, key_name, request_id, request_id_fro
 from quire.server.http.access import Access
 from quire.server.http.route import Route, RouteTable
 from quire.server.http.routes import routes_for
-from quire.server.service.answers import ClientGone
+from quire.server.service.answers import ClientGone, ClientGoneEarly
 from quire.server.service.service import Service
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,9 @@ class App:
                 self._service.metrics.note_arrival()
                 self._service.limits.admit_request(key_name.get())
             return await route.handler(self._service, request)
-        except ClientGone:
+        except ClientGone as gone:
+            if route.generates and isinstance(gone, ClientGoneEarly):
+                self._service.metrics.note_dropped()
             return Response(status_code=499)  # the client is gone
         except QuireError as error:
             response = route.dialect.error_response(error)

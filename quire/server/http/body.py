@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from starlette.requests import ClientDisconnect, Request
 
 from quire.errors import BodyTooLarge, InvalidRequest, shown
-from quire.server.service.answers import ClientGone
+from quire.server.service.answers import ClientGoneEarly
 from quire.server.service.service import Service
 from quire.text.json_text import parse_json_text
 
@@ -53,5 +53,5 @@ async def _read(service: Service, request: Request) -> bytes:
                 raise BodyTooLarge(f"body has more than {limit} bytes, which is the limit")
             parts.append(part)
     except ClientDisconnect:
-        raise ClientGone from None
+        raise ClientGoneEarly from None
     return b"".join(parts)

@@ -9,6 +9,7 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quire.server.caller import REQUEST_ID, request_id_from
+from quire.server.http.parser import Parser, head_without_offer
 
 EXTENSION = "quire.chunks"
 MAX_HEAD_BYTES = 64 * 2**10  # of the request line and headers; and of other data between two parts of a body
@@ -42,8 +43,11 @@ class Connection(HttpToolsProtocol):
     A client that half-closes the connection after its request gets its answer. A client that is gone looks the same
     until something is sent to it, so an interim response is sent, or a comment among events: its system refuses that,
     and the request is aborted.
+
+    Offers to upgrade the connection are ignored.
     """
 
+    parser: Parser
     max_head_s = 30.0
     max_body_s = 120.0
 
@@ -56,6 +60,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.parser = Parser(self)
         self._begin_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -153,9 +158,13 @@ class Connection(HttpToolsProtocol):
         if self._parsed_bytes > MAX_HEAD_BYTES:
             self._refuse_large_head()
             raise ValueError("the parser goes no further")
+        parser = self.parser
+        if parser.should_upgrade() and (method := parser.get_method()) != b"CONNECT":
+            parser.head_without_offer = head_without_offer(method, self.url, parser.get_http_version(), self.headers)
+            return  # the head comes again
         self._end_head()
         self._begin_body()
-        if self.parser.get_http_version() == "1.1":
+        if parser.get_http_version() == "1.1":
             super().on_headers_complete()
             return
         app = self.app
@@ -169,6 +178,8 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.head_without_offer is not None:
+            return  # its body is still to come
         self._end_body()
         super().on_message_complete()
 

@@ -76,6 +76,10 @@ class Metrics:
             self.keys[key_name.get()]["quire_key_rate_limited"] += 1
         return True
 
+    def note_dropped(self) -> None:
+        """The client of a request has left."""
+        self.failures["dropped"] += 1
+
     def note_request(self, record: RequestRecord) -> None:
         """A request is over: answered, failed, or dropped by its client."""
         self._note_end(time.monotonic())
@@ -87,7 +91,7 @@ class Metrics:
         if record.error is not None:
             self.note_error(record.error)
         elif not record.is_complete:
-            self.failures["dropped"] += 1
+            self.note_dropped()
         else:
             self._note_answer(record)
 

@@ -16,6 +16,10 @@ class ClientGone(Exception):
     """The client closed the connection."""
 
 
+class ClientGoneEarly(ClientGone):
+    """It did so before it had sent its whole body. There is no stream that counts the request."""
+
+
 class Answer:
     """One sample of one prompt, complete."""
 
