@@ -152,7 +152,7 @@ class _Closing:
     # Keywords that the library lacks
 
     def _rewritten(self, schema: Schema, place: str) -> Schema:
-        done = exact_numbers(schema, place, self._strict)
+        done = dict(schema)
         if done.get("format") not in FORMATS:
             done.pop("format", None)
         if not self._strict and _LOOK_AROUND.search(str(done.get("pattern", ""))):
@@ -174,7 +174,7 @@ class _Closing:
                 done["allOf"] = [*done.get("allOf", []), {"anyOf": one_of}]
             else:
                 done["anyOf"] = one_of
-        return done
+        return exact_numbers(done, place, self._strict)  # last, as sets are written out by then
 
     def _refuse_overlaps(self, parts: list[Any], place: str) -> None:
         for (index, one), (other_index, other) in combinations(enumerate(parts), 2):

@@ -161,6 +161,7 @@ REFUSED = [
     ({"type": "object", "properties": {"id": {"enum": [1, 2**60 + 1]}}},
      r"properties\.id\.enum has the number 1152921504606846977"),
     ({"const": {"a": [2**53 + 1]}}, "const has the number 9007199254740993"),
+    ({"type": "array", "uniqueItems": True, "items": {"enum": [2**53 + 1]}}, "enum has the number 9007199254740993"),
     ({"const": 10**400}, "const has the number 1000000"),
     ({"type": "integer", "exclusiveMinimum": 2**63}, "exclusiveMinimum has the number 9223372036854775808"),
     ({"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 1}, "maximum"),
