@@ -5,6 +5,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from quire.burst_settings import resolve_max_burst
 from quire.cache_dtype import resolve_kv_cache_dtype
 from quire.choice import ASKED_FOR, Choice, chosen
 from quire.compile_settings import resolve_compile_processes
@@ -172,9 +173,6 @@ RESERVE_BYTES = 256 * 2**20  # for fragments, programs and small arrays
 MOVING_BYTES = 3328 * 2**20
 MAX_ARRAY_NUMBERS = 2**31 - 1  # whose places the kernels of a GPU count in 32 bits
 MAX_HOST_CACHE_BYTES = 2 * 2**30
-# On one device. A GPU reads the first in 2 ms and the second in 3, in which the host can start a step.
-SMALL_MODEL_BYTES, MIDDLE_MODEL_BYTES = 8 * 2**30, 12 * 2**30
-OFFLINE_BURST = 2  # of a model between them: more gain nothing
 QUEUED_BATCHES = 16
 MIN_QUEUED = 4096  # sequences
 PAGE_STEP = 64  # the number of pages is a multiple of this, so that compiled programs are found again
@@ -198,14 +196,14 @@ def resolve(config: Config, facts: Facts, is_served: bool = False) -> Resolved:
     fraction = choose("memory_fraction", defaults.memory_fraction)
     if not 0 < fraction.value <= 1:
         raise InvalidSetting(f"memory_fraction is {fraction.value}; it must be above 0 and at most 1")
-    dtype = resolve_dtype(facts.platform, config.dtype)
+    dtype, page_size = resolve_dtype(facts.platform, config.dtype), choose("page_size", defaults.page_size)
     choices = [
         dtype,
         resolve_kv_cache_dtype(
             facts.platform, config.kv_cache_dtype, dtype.value, facts.compute_capability, facts.cache_dtype
         ),
         resolve_quantize(facts.platform, config, facts.fast_int8, facts.quantization),
-        choose("page_size", defaults.page_size),
+        page_size,
         choose("max_batch_size", defaults.max_batch_size),
         choose(
             "max_batch_prefill_tokens",
@@ -214,7 +212,7 @@ def resolve(config: Config, facts: Facts, is_served: bool = False) -> Resolved:
         ),
         choose("max_total_tokens", *_max_total_tokens(platform, facts.max_positions)),
         fraction,
-        _max_burst(config, defaults, platform, facts, is_served),
+        resolve_max_burst(config, platform, defaults.max_burst, page_size.value, facts.weight_bytes, is_served),
         choose("compile_threads", min(os.cpu_count() or 1, 16), "one for each core, up to 16"),
     ]
     choices.append(resolve_compile_processes(config, platform, choices[-1].value, facts.outside_bytes))
@@ -225,7 +223,7 @@ def resolve(config: Config, facts: Facts, is_served: bool = False) -> Resolved:
             choose("max_waiting_tokens", MAX_WAITING_TOKENS, reason.format("waiting_served_ratio")),
         ]
     if config.speculate:
-        choices.append(_speculate(config, choices[3].value))
+        choices.append(_speculate(config, page_size.value))
     if config.reproducible:
         choices.append(resolve_reproducible(config, platform, facts.is_native))
     fixed_order = config.reproducible and platform == "gpu"
@@ -273,21 +271,6 @@ def resolve_max_step_ms(config: Config, platform: str) -> Choice[float]:
     default = DEFAULTS.get(platform, DEFAULTS["cpu"]).max_step_ms
     reason = f"{platform.upper()} default: prompts are cut so that others' tokens keep coming; 0 sets no limit"
     return chosen("max_step_ms", config.max_step_ms, default, reason)
-
-
-def _max_burst(config: Config, defaults: PlatformDefaults, platform: str, facts: Facts, is_served: bool) -> Choice[int]:
-    page_size = config.page_size or defaults.page_size
-    if config.max_burst is not None and config.max_burst > page_size:
-        raise InvalidSetting(f"max_burst is {config.max_burst}; it can be as many as page_size, {page_size}")
-    most, reason = min(defaults.max_burst, page_size), f"{platform.upper()} default"
-    if config.reproducible and platform == "gpu":
-        most, reason = 1, "reproducible: tokens of a burst have a program of their own"
-    elif most > 1 and facts.weight_bytes > SMALL_MODEL_BYTES:
-        if is_served or facts.weight_bytes > MIDDLE_MODEL_BYTES:
-            most, reason = 1, "a step of so large a model takes longer than to start it"
-        else:
-            most, reason = min(OFFLINE_BURST, page_size), "offline: to start a step takes nearly as long as the step"
-    return chosen("max_burst", config.max_burst, most, reason)
 
 
 def _speculate(config: Config, page_size: int) -> Choice[int]:
