@@ -26,6 +26,7 @@ from quire.ops.norms import Norms
 from quire.ops.pages import TILE, PageAccess, Segments, SharedPrefixes, Tiles, write_targets
 from quire.ops.quantized import for_rows
 from quire.ops.recurrence import RecurrentOps
+from quire.ops.rounded_rows import Rows
 from quire.ops.slot_access import slot_access
 from quire.ops.step_attention import FilterCuts, Highest, Kernels, step_attention
 
@@ -195,7 +196,7 @@ def _access(compiled: Compiled, slots: Slots, tokens: StepTokens, group: int) ->
 
 
 def _ops(kernels: Kernels, norms: Norms, positions: jax.Array) -> PlatformOps:
-    def attend(spec: AttentionSpec, heads: Heads, state: PagedState) -> tuple[jax.Array, PagedState]:
+    def attend(spec: AttentionSpec, heads: Heads, state: PagedState) -> tuple[Rows, PagedState]:
         out, pages = step_attention(kernels, spec, heads, state.pages, state.access)
         return out, state._replace(pages=pages)
 

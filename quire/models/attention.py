@@ -15,7 +15,7 @@ from quire.models.temperature import QueryScale, QueryTemperature
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import Heads
 from quire.ops.rotation import Rotation
-from quire.ops.rounded_rows import Rows, Sums, scaled
+from quire.ops.rounded_rows import Rows, Sums, scaled, values
 from quire.sharding import key_copies
 
 
@@ -69,7 +69,8 @@ class Attention:
         )
         out, state = ops.attend(self.spec, heads, state)
         if gates is not None:
-            out = (out.astype(jnp.float32) * jax.nn.sigmoid(gates.astype(jnp.float32))).astype(out.dtype)
+            wide = values(out).reshape(gates.shape).astype(jnp.float32)
+            out = (wide * jax.nn.sigmoid(gates.astype(jnp.float32))).astype(out.dtype)
         return project_sums("tkgh,dkgh->td", out, weights["out"], weights.get("out_bias"), ops.rounding), state
 
     def for_devices(self, num_devices: int) -> "Attention":

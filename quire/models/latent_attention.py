@@ -22,6 +22,7 @@ from quire.ops.heads import latent
 from quire.ops.native_weight import NativeWeight
 from quire.ops.rotation import Rotation, rotate
 from quire.ops.rounded_rows import Rows, Sums
+from quire.ops.rounded_rows import values as values_of
 from quire.sharding import key_copies
 
 
@@ -91,7 +92,7 @@ class LatentAttention:
         keys = jnp.broadcast_to(key[:, None], (len(x), self.spec.kv_heads, key.shape[1]))
 
         out, state = ops.attend(self.spec, latent(query, keys), state)
-        values = _by_head(out, weights["value_up"])
+        values = _by_head(values_of(out), weights["value_up"])
         return project_sums("tkgv,dkgv->td", values, weights["out"], weights.get("out_bias"), ops.rounding), state
 
     def for_devices(self, num_devices: int) -> "LatentAttention":

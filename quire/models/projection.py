@@ -40,8 +40,8 @@ def project(equation: str, x: Rows, weight: Weight, bias: jax.Array | None = Non
 def project_sums(equation: str, x: Rows, weight: Weight, bias: jax.Array | None, rounding: RoundingOps) -> Sums:
     """Like `project`, for a reader that applies scales itself where there are any. `rounding` makes codes of x."""
     dtype = code_dtype(weight, len(x), rounding)
-    if dtype is not None and not isinstance(x, RoundedRows):
-        x = rounding.rows(x.reshape(len(x), -1), dtype)
+    if dtype is not None and not (isinstance(x, RoundedRows) and x.codes.dtype == dtype):
+        x = rounding.rows(values(x).reshape(len(x), -1), dtype)
     if dtype is None or not isinstance(weight, Coded):
         return project(equation, x, weight, bias)
     of_sums = x.dtype if bias is None else jnp.float32  # a bias is added before they are rounded

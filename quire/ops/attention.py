@@ -8,10 +8,11 @@ import jax
 from quire.ops import attention_reference
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import Heads
-from quire.ops.rounded_rows import scaled
+from quire.ops.rounded_rows import Rows, scaled
 
-# attend(spec, heads, state) -> (out [t, k, g, h], state); the last axis is `value_dim` where the spec has one
-Attend = Callable[[AttentionSpec, Heads, Any], tuple[jax.Array, Any]]
+# attend(spec, heads, state) -> (out [t, k, g, h], state); the last axis is `value_dim` where the spec has one. Without
+# that, `out` may be rows [t, k * g * h] that have codes.
+Attend = Callable[[AttentionSpec, Heads, Any], tuple[Rows, Any]]
 
 
 def whole_sequence(spec: AttentionSpec, heads: Heads, state: None) -> tuple[jax.Array, None]:

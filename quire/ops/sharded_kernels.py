@@ -21,7 +21,7 @@ from quire.ops.page_moves import PLAIN_MOVES
 from quire.ops.pages import KVWriteTargets, Pages, Segments, Tiles
 from quire.ops.recurrence import Recurrence, RecurrentKernels, convolve
 from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
-from quire.ops.rounded_rows import scaled
+from quire.ops.rounded_rows import Rows, scaled, values
 from quire.ops.sharded_experts import sharded_experts
 from quire.ops.slot_access import SlotAccess
 from quire.ops.step_attention import Highest, Kernels
@@ -113,7 +113,7 @@ def _sharded_place(kernel: Callable[..., Any], devices: _Devices) -> Callable[..
     return place
 
 
-def _sharded_attend(kernel: Callable[..., jax.Array], devices: _Devices) -> Callable[..., jax.Array]:
+def _sharded_attend(kernel: Callable[..., Rows], devices: _Devices) -> Callable[..., jax.Array]:
     @wraps(kernel)  # its module names the kernels
     def attend(
         spec: AttentionSpec,
@@ -124,7 +124,8 @@ def _sharded_attend(kernel: Callable[..., jax.Array], devices: _Devices) -> Call
         sinks: jax.Array | None = None,
     ) -> jax.Array:
         def on_own_heads(q: jax.Array, *others: Any) -> jax.Array:
-            return kernel(replace(spec, kv_heads=q.shape[1]), q, *others)
+            out = kernel(replace(spec, kv_heads=q.shape[1]), q, *others)
+            return values(out).reshape(*q.shape[:-1], -1)  # codes would be those of own heads alone
 
         of_heads = devices.by_head(q)
         in_specs = (of_heads, devices.by_page(pages), WHOLE, WHOLE, devices.of_sinks(sinks))

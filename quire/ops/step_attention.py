@@ -18,7 +18,7 @@ from quire.ops.pages import KVWriteTargets, PageAccess, Pages, Segments, Tiles, 
 from quire.ops.recurrence import PLAIN as PLAIN_RECURRENT
 from quire.ops.recurrence import RecurrentKernels
 from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
-from quire.ops.rounded_rows import RoundingOps, scaled
+from quire.ops.rounded_rows import RoundingOps, Rows, scaled
 from quire.ops.tiled_attention import tiled_attention
 
 # Of logits, top_k, top_p, min_p and typical_p: the logits again, and the cut, centre and spread of what they leave.
@@ -42,15 +42,16 @@ class Kernels(NamedTuple):
 
     `attend_fresh` is for sequences that are computed from their first position on, with keys and values [t, k, h]. It
     may return None, and anything for padding; layers with sinks are not given to it. The last argument of `attend` are
-    the sinks [k, g] of a layer that has some. `decode_norms` are the norms of steps of decodes alone; `filter_cuts`
-    and `highest` are for sampling, where XLA alone takes too long; `highest` comes with `filter_cuts`.
-    `adapter_product` adds the products with adapters to others. `recurrent` is for layers with a recurrent state,
-    `experts` for layers with experts. `rounding` makes rows for products of codes of eight bits. `moves` copy
-    pages between their arrays and blocks.
+    the sinks [k, g] of a layer that has some. It gives [t, k, g, h], or rows [t, k * g * h] that have codes.
+
+    `decode_norms` are the norms of steps of decodes alone; `filter_cuts` and `highest` are for sampling, where XLA
+    alone takes too long; `highest` comes with `filter_cuts`. `adapter_product` adds the products with adapters to
+    others. `recurrent` is for layers with a recurrent state, `experts` for layers with experts. `rounding` makes rows
+    for products of codes of eight bits. `moves` copy pages between their arrays and blocks.
     """
 
     place: Callable[[Heads, Pages, KVWriteTargets], tuple[jax.Array, Pages]]
-    attend: Callable[[AttentionSpec, jax.Array, Pages, jax.Array, Tiles, jax.Array | None], jax.Array]
+    attend: Callable[[AttentionSpec, jax.Array, Pages, jax.Array, Tiles, jax.Array | None], Rows]
     attend_fresh: Callable[[AttentionSpec, jax.Array, jax.Array, jax.Array, Segments], jax.Array | None] = _declined
     max_fresh_sequences: int = 0  # that `attend_fresh` takes
     norms: Norms = PLAIN_NORMS
@@ -71,8 +72,8 @@ class Kernels(NamedTuple):
 
 def step_attention(
     kernels: Kernels, spec: AttentionSpec, heads: Heads, pages: Pages, access: PageAccess
-) -> tuple[jax.Array, Pages]:
-    """[t, k, g, h], and the pages with the keys and values of these tokens."""
+) -> tuple[Rows, Pages]:
+    """[t, k, g, h] or rows with codes, and the pages with the keys and values of these tokens."""
     if spec.value_dim is not None:
         return _latent_attention(kernels, spec, heads, pages, access)
     targets, segments = access.targets, access.segments

@@ -59,7 +59,13 @@ def cut_of(is_coded: bool, rows_and_heads: int) -> tuple[int, Tiling]:
     return next(((part, tiling) for most, part, tiling in OF_FEW_CODES if rows_and_heads <= most), (PART, OF_CODES))
 
 
-def decode_attention(
+def decode_attention(spec: AttentionSpec, q: jax.Array, *others: Any, **options: Any) -> jax.Array:
+    """Attention of the first tokens of q [t, k, g, h], one of each tile; [t, k, g, h], of which the others are not
+    written. What else is given is that of `decode_parts`."""
+    return combine_parts(*decode_parts(spec, q, *others, **options), interpret=options.get("interpret", False))
+
+
+def decode_parts(
     spec: AttentionSpec,
     q: jax.Array,
     pages: Pages,
@@ -72,9 +78,9 @@ def decode_attention(
     shared_tiling: SharedTiling | None = None,
     in_packs: bool = False,
     interpret: bool = False,
-) -> jax.Array:
-    """Attention of the first tokens of q [t, k, g, h], one of each tile; [t, k, g, h], of which the others are not
-    written. `in_packs`: those that share positions read them such that none has other bits for it."""
+) -> tuple[jax.Array, jax.Array, Parts]:
+    """Results [t, k, g, h] of the contexts that are one part; how many parts each has; and those of the others.
+    `in_packs`: tokens that share positions read them such that none has other bits for it."""
     heads, count = q.shape[1], len(tiles)
     own_part, own_tiling = cut_of(len(pages) > 2, count * heads)
     part, tiling = part or own_part, tiling or own_tiling
@@ -103,7 +109,7 @@ def decode_attention(
         interpret=interpret,
         name="decode_attention",
     )(*operands)
-    return combine_parts(out, work.counts, Parts(*parts), interpret=interpret)
+    return out, work.counts, Parts(*parts)
 
 
 def _rows_of(q: Any, num_page_arrays: int) -> int:

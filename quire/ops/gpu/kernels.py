@@ -20,25 +20,31 @@ from quire.ops.gpu import add_norm as sum_and_norm
 from quire.ops.gpu import expert_choice, rounded_rows
 from quire.ops.gpu.adapter_product import add_products
 from quire.ops.gpu.decode_attention import decode_attention
-from quire.ops.gpu.decode_items import part_of
-from quire.ops.gpu.decode_list import MAX_PARTS
 from quire.ops.gpu.expert_product import expert_product
 from quire.ops.gpu.filter_cuts import filter_cuts
+from quire.ops.gpu.hopper_attention import coded_decode_attention, rounded_decode_attention
 from quire.ops.gpu.latent_attention import IN_LITTLE_MEMORY, latent_attention
-from quire.ops.gpu.mosaic import HAS_MOSAIC
 from quire.ops.gpu.move_pages import gather, scatter
-from quire.ops.gpu.parts import combine_parts
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import prefill_attention
 from quire.ops.gpu.recurrence import convolve_single, recur_single
 from quire.ops.heads import Heads
 from quire.ops.norms import Norms
 from quire.ops.page_moves import PageMoves
-from quire.ops.pages import CodedPages, KVWriteTargets, Pages, Segments, Tiles
+from quire.ops.pages import KVWriteTargets, Pages, Segments, Tiles
 from quire.ops.recurrence import Recurrence, RecurrentKernels, recur_in_tiles
 from quire.ops.recurrence import convolve as plainly_convolved
 from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
-from quire.ops.rounded_rows import Activation, CodeProduct, RoundedRows, RoundingOps, ScaledSums, Sums, gated_values
+from quire.ops.rounded_rows import (
+    Activation,
+    CodeProduct,
+    RoundedRows,
+    RoundingOps,
+    Rows,
+    ScaledSums,
+    Sums,
+    gated_values,
+)
 from quire.ops.slot_access import SlotAccess
 from quire.ops.step_attention import Kernels
 from quire.ops.tiled_attention import tiled_attention
@@ -68,9 +74,12 @@ def place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[jax.Arra
 
 
 def attend_by(
-    decode: Callable[..., jax.Array], prefill: Callable[..., jax.Array] = prefill_attention
-) -> Callable[..., jax.Array]:
-    """Attention by these kernels: one for the single tokens, and one for the others."""
+    decode: Callable[..., jax.Array],
+    prefill: Callable[..., jax.Array] = prefill_attention,
+    alone: Callable[..., Rows] | None = None,
+) -> Callable[..., Rows]:
+    """Attention by these kernels: one for the single tokens, and one for the others. Single tokens without others have
+    the kernel `alone`, if there is one."""
 
     @partial(jax.jit, static_argnums=0)
     def attend(
@@ -80,35 +89,18 @@ def attend_by(
         page_table: jax.Array,
         tiles: Tiles,
         sinks: jax.Array | None = None,
-    ) -> jax.Array:
+    ) -> Rows:
         single = tiles.num_single
+        if single == len(tiles):
+            return (alone or decode)(spec, q, pages, page_table, tiles, sinks)
         out = decode(spec, q, pages, page_table, tiles.part(0, single), sinks) if single else None
-        if out is not None and single == len(tiles):
-            return out
         return prefill(spec, q, pages, page_table, tiles.part(single, len(tiles)), out, sinks)
 
     return attend
 
 
-def decode_on_hopper(
-    spec: AttentionSpec,
-    q: jax.Array,
-    pages: Pages,
-    page_table: jax.Array,
-    tiles: Tiles,
-    sinks: jax.Array | None = None,
-) -> jax.Array:
-    part = part_of(spec, q, pages, len(tiles)) if tiles.shared is None else None
-    if part is None or not HAS_MOSAIC:
-        return decode_attention(spec, q, pages, page_table, tiles, sinks)
-    from quire.ops.gpu.coded_decodes import coded_decodes  # loading Mosaic takes a third of a second
-
-    assert isinstance(pages, CodedPages)
-    out, counts, parts = coded_decodes(spec, q, pages, page_table, tiles, part, MAX_PARTS)
-    return combine_parts(out, counts, parts)
-
-
-attend, attend_on_hopper = attend_by(decode_attention), attend_by(decode_on_hopper)
+attend = attend_by(decode_attention)
+attend_on_hopper = attend_by(coded_decode_attention, alone=rounded_decode_attention)
 
 
 @cache

@@ -249,14 +249,14 @@ def _load(ref: Any, real: jax.Array | None, eviction: str = LEAVES) -> jax.Array
 def _store(blocks: _Blocks, numbers: Sequence[jax.Array], codes_ref: Any, scales_ref: Any) -> None:
     """Codes and the scale of this program's row, whose numbers are of the model's type."""
     row = pl.program_id(0)
-    scale = row_scale(_reach(numbers), codes_ref.dtype)
+    scale = row_scale(reach_of(numbers), codes_ref.dtype)
     inverse = 1.0 / scale
     for one, (feature, real) in zip(numbers, blocks.places(), strict=True):
         plgpu.store(codes_ref.at[row, feature], nearest_codes(_wide(one) * inverse, codes_ref.dtype), mask=real)
     scales_ref[row] = scale
 
 
-def _reach(numbers: Sequence[jax.Array]) -> jax.Array:
+def reach_of(numbers: Sequence[jax.Array]) -> jax.Array:
     """The largest absolute value of a row, or NaN if the row has one. Triton's `max` of floats drops NaN; as integers,
     the bits of absolute values have the same order, and NaN is above infinity."""
     bits = [jax.lax.bitcast_convert_type(_wide(one), jnp.int32) & ALL_BUT_SIGN for one in numbers]
