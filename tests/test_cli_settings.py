@@ -70,6 +70,16 @@ def test_every_field_is_an_option_a_variable_and_a_key(field: Any, tmp_path: Pat
     assert parsed(["--config", str(file)])[0] == wanted
 
 
+def test_a_home_is_found_however_a_path_is_given(tmp_path: Path) -> None:
+    file = tmp_path / "quire.toml"
+    file.write_text('cache_dir = "~/cache"\n')
+    home, wanted = {"HOME": "/homes/one"}, Config(cache_dir=Path("/homes/one/cache"))
+    assert parsed(["--cache-dir=~/cache"], home)[0] == wanted  # of this a shell leaves the ~
+    assert parsed([], home | {"QUIRE_CACHE_DIR": "~/cache"})[0] == wanted
+    assert parsed(["--config", str(file)], home)[0] == wanted
+    assert parsed(["--cache-dir", "~no-such-user/cache"])[0] == Config(cache_dir=Path("~no-such-user/cache"))
+
+
 def test_options_beat_variables_which_beat_the_file(tmp_path: Path) -> None:
     file = tmp_path / "quire.toml"
     file.write_text("max_batch_size = 2\npage_size = 4\nprefix_caching = false\n")

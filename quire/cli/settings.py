@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import inspect
+import os
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -54,13 +55,20 @@ def with_settings(command: Callable[..., None], *, is_sourced: bool = True) -> C
         given.pop("config_file", None)  # its values have arrived as defaults
         for name, kind in kinds.items():
             values = {field.name: given.pop(field.name) for field in dataclasses.fields(kind)}
-            given[name] = kind(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
+            given[name] = kind(**{key: _value(value) for key, value in values.items()})
         command(**given)
 
     run.__name__, run.__doc__ = command.__name__, f"{command.__doc__}\n\n{SOURCES if is_sourced else ''}"
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _value(given: Any) -> Any:
+    """The value of a setting as its dataclass has it. A shell leaves the ~ of --cache-folder=~/pages as it is."""
+    if isinstance(given, Path):
+        return Path(os.path.expanduser(given))  # Path's own raises where there is no such home
+    return tuple(given) if isinstance(given, list) else given
 
 
 def variables_of(field: "dataclasses.Field[Any]") -> tuple[str, ...]:

@@ -74,6 +74,10 @@ class HostTier:
             self._forget(one)
             self._pool.release((one.page,))
 
+    def has(self, key: PageKey) -> bool:
+        """True if the tier has a page for `key`, or one that is being written."""
+        return key in self._pages
+
     # Pages that are read
 
     def find(self, digest: bytes, group: int) -> HostPage | None:

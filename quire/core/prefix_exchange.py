@@ -65,20 +65,24 @@ class PrefixExchange:
         match = cache.match(self._requests.salt_of(request), request.prompt, max_tokens)
         return match.cursor.num_pages, cache.tables(match)
 
-    def reserve(self, request: Request, rows: Sequence[Row]) -> list[tuple[int, HostPage]]:
+    def reserve(self, request: Request, rows: Sequence[Row]) -> list[tuple[int, HostPage]] | None:
         """Pages of the host for rows that come from elsewhere, each with its place among `rows`. Rows that the tier has
-        already, or has no room for, get none. Ended by `confirm` or `abandon`."""
+        already, or has no room for, get none. None where that is all of them, and not for the first reason alone. Ended
+        by `confirm` or `abandon`."""
         host = self._running.host
         if host is None or not rows:
             return []
         most = 1 + max(index for index, _ in rows)
         digests = prefix_digests(self._requests.salt_of(request), request.prompt, self._page_size, most, [])
         reserved: list[tuple[int, HostPage]] = []
+        is_full = False
         for place, (index, group) in enumerate(rows):
             page = host.reserve((digests[index], group))
             if page is not None:
                 reserved.append((place, page))
-        return reserved
+            elif not host.has((digests[index], group)):
+                is_full = True
+        return None if is_full and not reserved else reserved
 
     def confirm(self, reserved: Iterable[HostPage]) -> None:
         """They are written."""

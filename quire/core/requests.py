@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from quire.core.deadlines import Deadline, Deadlines
 from quire.core.limits import Limits, SoFar
 from quire.core.plan import Failure
+from quire.core.prefix_tree import digest_of_salt, encoded
 from quire.core.queue import Queue
 from quire.core.running import Running
 from quire.core.sequence import Sequence, State
@@ -14,6 +15,7 @@ from quire.request import Request
 
 # Given the length of a prompt: pages are shared only where this agrees, since positions are computed alike only there.
 PrefixKey = Callable[[int], int]
+LONG_SALT = 512  # characters; the cache keeps a salt for as long as a page, and of a longer one its digest
 
 
 class Requests:
@@ -88,7 +90,8 @@ class Requests:
         # Without prefix caching only the samples of one request share pages, under a salt of their own.
         key = 0 if self._prefix_key is None else self._prefix_key(len(request.prompt))
         salt = f"{key}+{request.salt}" if self._limits.prefix_caching else f"-{self._num_arrived}"
-        return f"{adapter}@{salt}" if adapter else salt  # its keys and values are its own
+        salt = f"{adapter}@{salt}" if adapter else salt  # its keys and values are its own
+        return salt if len(salt) <= LONG_SALT else f"#{digest_of_salt(encoded(salt)).hex()}"
 
     def end(self, sequence: Sequence) -> None:
         if sequence.state is State.WAITING:

@@ -27,9 +27,11 @@ class PageStore:
     def names(self, request: Request, adapter_digest: str) -> list[bytes]:
         return self._scheduler.exchange.names(request, adapter_digest)
 
-    def insert(self, request: Request, bundle: PageBundle, begin: int, count: int) -> bool:
+    def insert(self, request: Request, bundle: PageBundle, begin: int, count: int) -> int | None:
         exchange, size = self._scheduler.exchange, self._form.page_bytes
         reserved = exchange.reserve(request, bundle.range.rows()[begin : begin + count])
+        if reserved is None:
+            return None
         data = [bundle.data[(begin + place) * size : (begin + place + 1) * size] for place, _ in reserved]
         pages = [one for _, one in reserved]
         try:
@@ -38,7 +40,7 @@ class PageStore:
             exchange.abandon(pages)
             raise
         exchange.confirm(pages)
-        return bool(pages)
+        return len(pages)
 
     def find(self, request: Request, first: int) -> PageRange:
         return PageRange(*self._scheduler.exchange.find(request, first))

@@ -27,9 +27,9 @@ class Store(Protocol):
     def names(self, request: Request, adapter_digest: str) -> list[bytes]:
         """A name for each whole page of the prompt, the same in every process."""
 
-    def insert(self, request: Request, bundle: PageBundle, begin: int, count: int) -> bool:
-        """Enter pages of the bundle from the `begin`-th on, at most `count`. False where none was entered: there is no
-        room, or they are here already."""
+    def insert(self, request: Request, bundle: PageBundle, begin: int, count: int) -> int | None:
+        """Enter pages of the bundle from the `begin`-th on, at most `count`. Returns the number of those that were not
+        here already; None where there is no room."""
 
     def find(self, request: Request, first: int) -> PageRange:
         """The pages of the prompt from `first` on, as far as they are here."""
@@ -73,7 +73,8 @@ class Incoming:
 
     arriving: Arriving
     adapter_digest: str
-    num_inserted: int = 0
+    num_inserted: int = 0  # or here already
+    is_used: bool = False  # one of them was not
 
 
 class PageTraffic:
@@ -88,7 +89,7 @@ class PageTraffic:
         self._rows_at_once = max(1, INSERTED_BYTES // form.page_bytes)
         self._digest_of = digest_of
         self._incoming: dict[int, Incoming] = {}  # by request
-        self.num_unused = 0  # bundles for which there was no room
+        self.num_unused = 0  # bundles for which there was no room, or that were here already
 
     def prepare(self, request: Request) -> "Future[Any] | None":
         """Called until it returns None: then the request should go on. Again when the future is done."""
@@ -97,12 +98,15 @@ class PageTraffic:
             return self._begin(request)
         bundle, begin = found.arriving.result.result(), found.num_inserted
         if bundle is None or begin >= bundle.range.num_pages:
+            self.num_unused += begin > 0 and not found.is_used
             return self._end(request, found)
         # Another adapter may have got the name meanwhile.
         is_same = self._digest_of(request.adapter) == found.adapter_digest
-        if not is_same or not self._store.insert(request, bundle, begin, self._rows_at_once):
+        entered = self._store.insert(request, bundle, begin, self._rows_at_once) if is_same else None
+        if entered is None:
             self.num_unused += 1
             return self._end(request, found)
+        found.is_used = found.is_used or entered > 0
         found.num_inserted += self._rows_at_once
         return found.arriving.result  # which is done: the next turn goes on
 

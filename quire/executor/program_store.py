@@ -57,7 +57,10 @@ class ProgramStore:
 
     @property
     def is_empty(self) -> bool:
-        return not any(self._folder.glob("*.program"))
+        try:
+            return not any(self._folder.glob("*.program"))
+        except OSError:  # of a folder that may not be looked into
+            return True
 
     def shared_timings(self) -> Path | None:
         """A folder beside the programs for what XLA timed; None where nothing can be kept."""
@@ -70,14 +73,18 @@ class ProgramStore:
 
     def has(self, name: str) -> bool:
         """True when the program of this name is kept."""
-        return self._path(name).is_file()
+        try:
+            return self._path(name).is_file()
+        except OSError:  # likewise
+            return False
 
     def load(self, name: str) -> Any | None:
         """The program of this name, or None when it has to be compiled."""
         path = self._path(name)
         try:
             stored = path.read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError as error:  # there is none, or it is another user's; a failure to keep the next one is told
+            log.debug("%s cannot be read: %s", path, error)
             return None
         if mosaic.IN_PROGRAMS in stored:
             mosaic.load_library()

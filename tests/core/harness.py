@@ -100,7 +100,7 @@ class Harness:
         rows = [(place, group) for group in groups for place in range(len(names))]
         rows = [row for row in rows if (names[row[0]], row[1]) in self.elsewhere]
         written = 0
-        for at, page in exchange.reserve(request, rows):
+        for at, page in exchange.reserve(request, rows) or ():
             place, group = rows[at]
             if works():
                 data = memoryview(self.elsewhere[names[place], group])

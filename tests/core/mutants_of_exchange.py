@@ -116,6 +116,24 @@ EXCHANGE_MUTANTS = (
         "reserved.append((len(reserved), page))",
     ),
     Mutant(
+        "exchange: pages that are there count as a lack of room",
+        EXCHANGE,
+        "elif not host.has((digests[index], group)):",
+        "else:",
+    ),
+    Mutant(
+        "exchange: a lack of room is not told",
+        EXCHANGE,
+        "return None if is_full and not reserved else reserved",
+        "return reserved",
+    ),
+    Mutant(
+        "exchange: a lack of room for some counts as one for all",
+        EXCHANGE,
+        "return None if is_full and not reserved else reserved",
+        "return None if is_full else reserved",
+    ),
+    Mutant(
         "exchange: what was written is given up",
         EXCHANGE,
         "self._running.host.confirm(reserved)",

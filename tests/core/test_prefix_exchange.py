@@ -149,6 +149,17 @@ def test_rows_get_pages_by_their_place_among_them():
     assert one.scheduler.exchange.reserve(asked, []) == []
 
 
+def test_a_lack_of_room_is_told_from_pages_that_are_there():
+    one = harness(host_pages=3)
+    asked, exchange = request(1, prompt=PROMPT), one.scheduler.exchange
+    reserved = exchange.reserve(asked, [(0, 0), (1, 0), (2, 0)])
+    assert exchange.reserve(asked, [(1, 0), (2, 0)]) == [], "they are being written"
+    assert exchange.reserve(asked, [(3, 0), (4, 0)]) is None
+    assert exchange.reserve(asked, [(2, 0), (3, 0)]) is None, "one is there, and none gets a page"
+    exchange.confirm([page for _, page in reserved])
+    assert [at for at, _ in exchange.reserve(asked, [(2, 0), (3, 0), (4, 0)])] == [1, 2]
+
+
 def test_without_a_host_nothing_is_reserved():
     one = harness(host_pages=0)
     assert one.scheduler.exchange.reserve(request(1, prompt=PROMPT), [(0, 0)]) == []

@@ -3,6 +3,7 @@
 import pytest
 
 from quire.core.plan import Kind
+from quire.core.requests import LONG_SALT
 from quire.request import FinishReason
 from tests.core.harness import Harness, limits, request
 from tests.fake_executor import expected_prompt_logprobs, expected_tokens
@@ -95,6 +96,18 @@ def test_salts_keep_equal_prompts_apart():
     harness.add(request(3, prompt=prompt, max_tokens=1, salt="a"))
     harness.run()
     assert (harness.cached[2, 0], harness.cached[3, 0]) == (0, 11)
+
+
+def test_a_long_salt_takes_little_memory_though_its_pages_stay():
+    harness = Harness(limits())
+    prompt, long = tuple(range(12)), "x" * 100_000
+    for request_id, salt in enumerate((f"{long}a", f"{long}b", f"{long}a"), start=1):
+        harness.add(request(request_id, prompt=prompt, max_tokens=1, salt=salt))
+        harness.run()
+    assert [harness.cached[request_id, 0] for request_id in (1, 2, 3)] == [0, 0, 11]
+    roots = harness.scheduler._running.cache._roots
+    assert len(roots) == 2
+    assert all(len(salt) <= LONG_SALT for salt in roots)
 
 
 def test_prompts_whose_positions_are_computed_differently_share_nothing():

@@ -44,7 +44,7 @@ def test_an_engine_goes_on_from_the_pages_of_another(request: pytest.FixtureRequ
     run = rig.run([going_on], engine=engine)
     assert run.answers[2, 0].cached_tokens == (len(prompt) - 1) // form.page_size * form.page_size
     assert check(rig, [going_on], run) <= 1
-    assert not store.insert(going_on, bundle, 0, 7), "they are there"
+    assert store.insert(going_on, bundle, 0, 7) == 0, "they are there"
 
 
 def test_pages_that_were_evicted_are_not_read(llama: Rig) -> None:

@@ -222,6 +222,25 @@ def test_a_program_is_made_where_no_file_can_be_locked(tmp_path: Path) -> None:
     assert program(jnp.ones(3)).tolist() == [2, 2, 2]
 
 
+def test_a_program_that_cannot_be_read_is_made(tmp_path: Path) -> None:
+    store = ProgramStore(tmp_path, "a model")
+    (tmp_path / store.digest / "add.program").mkdir(parents=True)  # no user may read it as a file
+    program, was_kept = store.make("add", add_one)
+    assert not was_kept
+    assert program(jnp.ones(3)).tolist() == [2, 2, 2]
+
+
+def test_a_program_is_made_where_a_folder_cannot_be_looked_into(tmp_path: Path) -> None:
+    """As another user's; but the user of a test may read everything, so its name is one that the system refuses."""
+    store = ProgramStore(tmp_path / ("programs" * 40), "a model")
+    assert store.is_empty
+    assert not store.has("add")
+    assert store.load("add") is None
+    program, was_kept = store.make("add", add_one)
+    assert not was_kept
+    assert program(jnp.ones(3)).tolist() == [2, 2, 2]
+
+
 def test_a_program_that_cannot_be_made_leaves_no_claim(tmp_path: Path) -> None:
     def fails() -> Any:
         raise ValueError("XLA refuses it")

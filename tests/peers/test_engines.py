@@ -5,9 +5,11 @@ from itertools import count
 
 import pytest
 
+from quire.engine import page_traffic
 from quire.ipc.messages import Abort
 from tests.engine.test_driver import wait_until
 from tests.fake_executor import expected_tokens
+from tests.fake_host_pages import PLACE_BYTES
 from tests.patience import WAIT_S
 from tests.peers.engines import PAGE_SIZE, PeerEngine
 
@@ -126,6 +128,23 @@ def test_an_adapter_that_is_replaced_while_its_pages_come_is_computed_here(engin
     decode.front_end.wait_for(asked)
     assert decode.front_end.tokens[asked.request_id] == expected_tokens(asked, adapter=2)
     assert decode.engine.page_sources.counters()["peer_pulls_unused"] == 1
+
+
+def test_prompts_that_begin_alike_and_are_asked_for_together_have_their_own_pages_too(engines, monkeypatch):
+    """Those of the second begin with pages that the first has brought meanwhile."""
+    monkeypatch.setattr(page_traffic, "INSERTED_BYTES", 2 * PAGE_SIZE * PLACE_BYTES)  # of five for each of them
+    release = threading.Event()
+    prefill = engines(answers=True, before_result=lambda *_: release.wait(WAIT_S))
+    decode = engines(prefill.endpoint)
+    asked = [decode.submit(LONG[:21] + tail) for tail in (LONG[21:], LONG[:21], LONG[21:])]
+    wait_until(lambda: prefill.server.num_asked == 3)
+    release.set()
+    for one in asked:
+        decode.front_end.wait_for(one)
+        assert decode.front_end.tokens[one.request_id] == expected_tokens(one)
+    assert decode.computed_tokens <= 3 * (len(LONG) - 10 * PAGE_SIZE)
+    counters = decode.engine.page_sources.counters()
+    assert (counters["peer_pulls_received"], counters["peer_pulls_unused"]) == (2, 1), "one has none of its own"
 
 
 def test_a_peer_that_takes_too_long_is_not_waited_for(engines):

@@ -76,6 +76,22 @@ def test_a_system_without_threads_for_a_while_costs_one_prompt_its_pages(monkeyp
         assert client.fetch(prompt(43), WAIT_S).result.result(WAIT_S) is not None
 
 
+def test_a_prefill_server_without_threads_for_a_while_answers_later(monkeypatch):
+    peer = PrefillEnd()
+    num_refused = 2 * prefill_server.MAX_STRANGERS
+
+    class NoThread(threading.Thread):
+        def start(self):
+            raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(prefill_server.threading, "Thread", NoThread)
+        for _ in range(num_refused):
+            with socket.create_connection(peer.endpoint, timeout=WAIT_S) as connection:
+                assert connection.recv(1) == b""  # closed at once
+    assert client_of(peer.endpoint).fetch(prompt(43), WAIT_S).result.result(WAIT_S) is not None
+
+
 def test_a_peer_with_another_secret_is_not_believed():
     peer = PrefillEnd(secret=b"another secret of some length")
     client = client_of(peer.endpoint)

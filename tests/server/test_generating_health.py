@@ -89,6 +89,23 @@ def test_what_an_engine_told_that_ended_since_is_no_proof_of_the_next_one():
     assert [type(command) for command in asyncio.run(run())] == [AllResumed, Submit]
 
 
+def test_the_work_of_an_engine_that_is_gone_is_no_proof_of_another_that_is_idle():
+    async def run() -> list[Command]:
+        service, engine = Service(served_model(), ServerSettings(data_parallel=2)), Engine()
+        service.connect(Engine(), 0)
+        service.connect(engine, 1)
+        service.on_messages([stats(num_running=3)], engine=0)
+        service.on_messages([stats()], engine=1)
+        service.disconnect("the engine process ended, 17 times in a row", 0)
+        asking = asyncio.create_task(health.generates(service, None))
+        request_id = await engine.wait_for_request()
+        service.on_messages([Progress([Update(request_id, 0, [1], FinishReason.LENGTH, 0, None, None)])], engine=1)
+        assert (await asyncio.wait_for(asking, WAIT_S)).status_code == 200
+        return engine.sent
+
+    assert [type(command) for command in asyncio.run(run())] == [Submit]
+
+
 def test_an_engine_that_gets_work_meanwhile_and_does_it_is_healthy():
     async def send(service: Service, engine: Engine) -> None:
         await engine.wait_for_request()

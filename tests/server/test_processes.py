@@ -130,6 +130,41 @@ def test_an_engine_that_cannot_be_kept_running_is_told_and_liveness_turns_red(se
     assert served.ask(SMALL).status_code == 503
 
 
+def test_a_worker_that_is_replaced_when_no_engine_will_come_tells_it_too(serve):
+    served = serve("max_engine_restarts=1").wait()
+    (worker,), first = served.named("quire-http"), served.engine_pid()
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: served.named("quire-engine") not in ([], [first]))
+    os.kill(served.engine_pid(), signal.SIGKILL)
+    wait_until(lambda: web.get(f"{served.url}/health/live").status_code == 503)
+    os.kill(worker, signal.SIGKILL)
+    wait_until(lambda: served.named("quire-http") not in ([], [worker]))
+    reason = "the engine process ended (signal 9), 2 times in a row; it is not started again"
+    answer = served.ask(SMALL)
+    assert (answer.status_code, answer.json()["reason"]) == (503, reason)
+    assert web.get(f"{served.url}/health").status_code == 503
+    assert web.get(f"{served.url}/health/live").status_code == 503
+    served.signal(signal.SIGTERM)
+    assert served.ended()[0] == 0
+
+
+def test_a_worker_that_replaces_another_serves_once_though_its_engine_is_given_up_later(serve):
+    served = serve("max_engine_restarts=1").wait()
+    (worker,), first = served.named("quire-http"), served.engine_pid()
+    os.kill(worker, signal.SIGKILL)
+    wait_until(lambda: served.named("quire-http") not in ([], [worker]))
+    assert served.ask(SMALL).status_code == 200
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: served.named("quire-engine") not in ([], [first]))
+    os.kill(served.engine_pid(), signal.SIGKILL)
+    wait_until(lambda: web.get(f"{served.url}/health/live").status_code == 503)
+    assert served.ask(SMALL).status_code == 503
+    served.signal(signal.SIGTERM)
+    status, _, log = served.ended()
+    assert status == 0
+    assert "Traceback" not in log
+
+
 def wait_for_reason(served: Served, reason: str) -> None:
     """Until readiness is red for this reason; a busy machine may give others before."""
 

@@ -184,6 +184,34 @@ def test_a_time_limit_holds_while_there_is_no_engine(make_server):
     assert asking.answer().status_code == 504
 
 
+def test_the_time_without_a_slot_has_a_limit_while_there_is_no_engine(make_server):
+    server = make_server(settings=ServerSettings(queue_timeout_s=0.2))
+    lose_engine(server, Pause())
+    asking = Asking(server, {"prompt": LONG, "max_tokens": 400}, num_tokens=0)
+    in_loop(server, server.service.expire)
+    time.sleep(0.2)
+    in_loop(server, server.service.expire)
+    answer = asking.answer()
+    assert answer.status_code == 504
+    assert "--queue-timeout-s" in answer.text
+
+
+@pytest.mark.parametrize("num_results", [1, 12])  # a part of the prompt; tokens
+def test_a_request_that_had_a_slot_waits_for_another_engine_for_any_time(make_server, num_results):
+    pause = Pause(num_results)
+    server = make_server(
+        before_result=pause, settings=ServerSettings(queue_timeout_s=1000.0), max_batch_prefill_tokens=4
+    )
+    asking = Asking(server, {"prompt": LONG, "max_tokens": 400}, num_tokens=6 if num_results == 12 else 0)
+    (prompt,) = next(iter(server.service._streams)).prompts
+    server.wait_until(lambda: prompt.has_started)
+    lose_engine(server, pause)
+    asked, _ = next_engine(server)
+    assert isinstance(asked, Submit)
+    assert asked.request.queue_timeout_s is None
+    assert asking.answer().status_code == 200
+
+
 def test_keys_share_cached_pages_unless_they_are_kept_apart(make_server):
     def cached(server: RunningServer, key: str) -> int:
         headers = {"authorization": f"Bearer {key}"}

@@ -45,8 +45,12 @@ class LibraryStore:
 
     def find(self) -> Path | None:
         """The library, where there is one that is whole."""
+        try:
+            kept = sorted(self._folder.glob(f"{self._key}-*.so"))
+        except OSError:  # of a folder that may not be looked into
+            return None
         damaged = []
-        for path in sorted(self._folder.glob(f"{self._key}-*.so")):
+        for path in kept:
             try:
                 if path.stem == self._stem(path):
                     return path

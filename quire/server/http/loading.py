@@ -12,6 +12,7 @@ class Loading:
 
     def __init__(self) -> None:
         self.reason = "the engine is starting"
+        self.is_in_vain = False  # only a restart of the server brings an engine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -26,5 +27,5 @@ class Loading:
         if path == "/" and method in ("GET", "HEAD") and wants_html(accept):
             return 200, {**HTML_HEADERS}, chat_html()  # it shows that the server starts, and retries by itself
         if path == "/health/live":
-            return 200, {}, b""
+            return (503 if self.is_in_vain else 200), {}, b""
         return 503, {"content-type": "application/json", "retry-after": "5"}, unhealthy_json(self.reason)

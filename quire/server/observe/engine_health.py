@@ -26,7 +26,7 @@ class EngineHealth:
             self._measured_s = stats.step_limit_s
 
     def forget(self) -> None:
-        """Another engine takes over."""
+        """The engine is gone. What it told last holds for no other."""
         self._stats = None
 
     @property

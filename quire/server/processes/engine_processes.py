@@ -88,7 +88,7 @@ class EngineProcesses:
             try:
                 engine = self._running[place.number] = await self._start(place, num_before)
             except OSError as error:
-                if not num_before:
+                if not num_before and not self._one_was_up.is_set():
                     raise
                 log.error("%s cannot be started: %s", place.title, error)
                 await asyncio.sleep(START_AGAIN_S)

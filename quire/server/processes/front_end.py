@@ -63,6 +63,7 @@ class FrontEnd:
         self._described: Described | None = None
         self._greeted = asyncio.Event()  # an engine has sent Described or Ready
         self._gave_up: dict[int, str] = {}  # by engine: why there is none any more
+        self._in_vain = asyncio.Event()  # no engine will come
         self._loading = Loading()
 
     async def run(
@@ -77,13 +78,14 @@ class FrontEnd:
         """Serve on `listeners` once an engine, at one of `addresses`, is ready, until stopped.
 
         The first worker of a place answers from the start that it is not ready. One that replaces another lets clients
-        wait: they were served before. `line` leads to the supervisor; `orphaned` is called when it is gone.
+        wait, unless no engine will come: they were served before. `line` leads to the supervisor; `orphaned` is called
+        when it is gone.
         """
         server = HttpServer(self._settings)
         self._loading = server.loading
         link = await open_link(line, lambda message: self._on_control(message, server), orphaned)
         self._alive = asyncio.create_task(_send_alive(link))
-        before = asyncio.create_task(server.serve(listeners) if is_first else server.wait_until_stopped())
+        before = asyncio.create_task(server.serve(listeners) if is_first else self._serve_in_vain(server, listeners))
         joining = asyncio.create_task(self.join(addresses))
         await asyncio.wait({before, joining}, return_when=asyncio.FIRST_COMPLETED)
         if not joining.done():
@@ -100,7 +102,10 @@ class FrontEnd:
         server.admit(service)
         freeze_gc()
         link.send(Up())
-        await self._serve(service, before if is_first else asyncio.create_task(server.serve(listeners)))
+        if not is_first and not self._in_vain.is_set():
+            before.cancel()
+            before = asyncio.create_task(server.serve(listeners))
+        await self._serve(service, before)
         return None
 
     def _on_control(self, message: ControlMessage, server: HttpServer) -> None:
@@ -117,6 +122,20 @@ class FrontEnd:
         if self._service is not None:
             self._service.disconnect(news.reason, news.engine)
         self._loading.reason = news.reason
+        if len(self._gave_up) == self._settings.data_parallel:
+            self._loading.is_in_vain = True
+            self._in_vain.set()
+
+    async def _serve_in_vain(self, server: HttpServer, listeners: list[socket.socket]) -> None:
+        """Answer that nothing is served, once no engine will come."""
+        stopped, in_vain = (asyncio.create_task(one) for one in (server.wait_until_stopped(), self._in_vain.wait()))
+        try:
+            await asyncio.wait({stopped, in_vain}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+            in_vain.cancel()
+        if in_vain.done():
+            await server.serve(listeners)
 
     async def _serve(self, service: "Service", serving: "asyncio.Task[None]") -> None:
         """Send this worker's counts to the others and expire requests, until the server ends."""

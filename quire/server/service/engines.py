@@ -114,7 +114,6 @@ class Engines:
         """
         engine = self._engines[number]
         engine.port = port
-        engine.health.forget()
         self.request_id = port.request_id
         if self._router is not None:
             self._router.started(number, cache_tokens // BLOCK_TOKENS)
@@ -133,6 +132,7 @@ class Engines:
         engine.port = None
         engine.others, engine.num_others = [], 0
         engine.why_not, engine.was_lost = reason, True
+        engine.health.forget()
         if self._router is not None:
             engine.stats = None  # others have its sequences, which would be counted twice
         held = [(key, placement) for key, placement in self._placements.items() if placement.engine is engine]

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
 
+from quire.errors import DeadlineExceeded, queue_limit, time_limit
 from quire.ipc.messages import Account, Submit, TokenLogprobs, Update
 from quire.request import FinishReason, Request
 from quire.server.service.generation_spec import GenerationSpec
@@ -50,6 +51,7 @@ class OpenPrompt:
             for _ in range(request.samples)
         ]
         self.num_left = request.samples
+        self.has_started = False  # it has had a slot, so that it may wait for another one for any time
         self._is_plain = not spec.stop and request.prompt_logprobs is None
         self._is_with_another = False  # an engine that has sent no account yet
 
@@ -61,8 +63,8 @@ class OpenPrompt:
         """The command by which another engine continues, `spent_s` after the request's arrival."""
         self._is_with_another = True
         request = self.request
-        if self.num_tokens:
-            request = replace(request, queue_timeout_s=None)  # it has had its slot
+        if self.has_started:
+            request = replace(request, queue_timeout_s=None)
         if request.prompt_logprobs is not None:
             if len(self.logprobs) == len(request.prompt) - 1:
                 request = replace(request, prompt_logprobs=None)  # all of them have come
@@ -70,6 +72,15 @@ class OpenPrompt:
                 self.logprobs.clear()
         so_far = [None if sample.finish is not None else sample.tokens for sample in self.samples]
         return Submit(request, so_far, spent_s)
+
+    def deadline_passed(self, spent_s: float) -> DeadlineExceeded | None:
+        """The error of a request that no engine has, `spent_s` after its arrival; None while it may wait on."""
+        request = self.request
+        if request.timeout_s is not None and spent_s > request.timeout_s:
+            return DeadlineExceeded(f"{time_limit(request.timeout_s)} passed before the answer was complete")
+        if request.queue_timeout_s is not None and spent_s > request.queue_timeout_s and not self.has_started:
+            return DeadlineExceeded(f"{queue_limit(request.queue_timeout_s)} passed before the request could start")
+        return None
 
     def note(self, account: Account) -> None:
         if self.accounts and not self._is_with_another:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quire.errors import DeadlineExceeded, EngineFailed, Overloaded, error_of, invalid, time_limit
+from quire.errors import EngineFailed, Overloaded, error_of, invalid
 from quire.ipc.messages import (
     Account,
     AdapterDone,
@@ -133,9 +133,9 @@ class Service:
         """End requests past their deadline, while no engine is there to do it."""
         now = time.monotonic()
         for prompt, stream in self.engines.waiting():
-            timeout_s = prompt.request.timeout_s
-            if timeout_s is not None and now - stream.times.opened_s > timeout_s:
-                stream.fail(DeadlineExceeded(f"{time_limit(timeout_s)} passed before the answer was complete"))
+            error = prompt.deadline_passed(now - stream.times.opened_s)
+            if error is not None:
+                stream.fail(error)
 
     def disconnect(self, reason: str, engine: int = 0) -> None:
         """An engine is gone for good: requests that wait for it fail, and after the last engine all of them do."""
@@ -176,6 +176,7 @@ class Service:
             elif isinstance(message, Started):
                 found = prompts.get(message.request_id)
                 if found is not None:
+                    found[0].has_started = True
                     found[1].times.note_queue(message.queue_s)
             elif isinstance(message, Account):
                 found = prompts.get(message.request_id)
