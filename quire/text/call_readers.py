@@ -268,22 +268,26 @@ def _complete_typed(scan: JsonScanner, sink: CallSink, name: str, texts: Mapping
     """Complete a call with arguments as strings. The schema decides which of them are other JSON values."""
     properties = sink.schema(name).get("properties")
     known = properties if isinstance(properties, dict) else {}
-    values = {key: _typed(known.get(key), text) for key, text in texts.items()}
+    values = [f"{_string(key)}: {_typed(known.get(key), text)}" for key, text in texts.items()]
     sink.begin(name)
-    scan.out.append(json.dumps(values, ensure_ascii=False))
+    scan.out.append(f"{{{', '.join(values)}}}")
     sink.complete()
 
 
-def _typed(schema: Any, text: str) -> Any:
+def _typed(schema: Any, text: str) -> str:
+    """The JSON of an argument. Values other than strings stay as they are written: read and written again, numbers that
+    Python has no room for would become others, and halves of surrogate pairs could not be sent."""
     types = _types(schema)
-    if types == {"string"}:
-        return text
-    value = _parsed(text.strip())
+    value = _NOTHING if types == {"string"} else _parsed(text.strip())
     if value is _NOTHING:
-        return text
+        return _string(text)
     kind = _KINDS[type(value)]
     fits = not types or kind in types or (kind == "integer" and "number" in types)
-    return value if fits else text
+    return text.strip() if fits else _string(text)
+
+
+def _string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _types(schema: Any) -> set[str]:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.text.call_parser import CallParser
+from quire.text.tools import GLM, QWEN3_CODER
 from tests.text.recorded_answers import ANSWERS, TOOLS
 from tests.text.test_tools import read
 
@@ -67,3 +68,19 @@ def test_calls_do_not_depend_on_the_cuts(data, case, guided):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=8)))
     texts = [answer[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(answer)])]
     assert parse(case.form, texts, guided) == parse(case.form, [answer], guided)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("at", '{"a": "\\ud800"}'), ("tags", "1e999"), ("tags", "[1e999]"), ("tags", "1.00000000000000000001")],
+)
+@pytest.mark.parametrize("form", [QWEN3_CODER, GLM])
+def test_values_that_are_written_one_by_one_stay_as_they_are_written(form, key, value):
+    name = "weather" if key == "at" else "note"
+    answer = f"<tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>"
+    if form is QWEN3_CODER:
+        answer = f"<tool_call>\n<function={name}>\n<parameter={key}>\n{value}\n</parameter>\n</function>\n</tool_call>"
+    for guided in (True, False):
+        _, [(_, arguments)] = parse(form, [answer], guided)
+        assert arguments == f'{{"{key}": {value}}}'
+        arguments.encode()
