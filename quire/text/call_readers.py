@@ -1,7 +1,7 @@
 """The ways in which models write calls, one reader each. A reader begins after the first mark of its form."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from quire.text.call_scanner import JsonScanner, Malformed, MarkedScanner, PythonScanner, Reads, Scanner, ValueScanner
@@ -222,7 +222,7 @@ def _python_calls(scan: PythonScanner, sink: CallSink) -> Reads[None]:
         yield from scan.literal("(")
         sink.check(name)
         sink.begin(name)
-        yield from _keywords(scan)
+        yield from _keywords(scan, _properties(sink, name))
         sink.complete()
         char = yield from scan.blank()
         if char == "]":
@@ -236,12 +236,12 @@ def _python_calls(scan: PythonScanner, sink: CallSink) -> Reads[None]:
         yield from scan.literal("<|python_end|>")
 
 
-def _keywords(scan: PythonScanner) -> Reads[None]:
+def _keywords(scan: PythonScanner, known: Collection[str]) -> Reads[None]:
     char = yield from scan.blank()
     scan.out.append("{")
     while char != ")":
         scan.back(char)
-        key = yield from scan.name()
+        key = yield from scan.name(known)
         yield from scan.literal_after_blanks("=")
         scan.out.append(f"{json.dumps(key, ensure_ascii=False)}: ")
         yield from scan.value()
@@ -258,6 +258,7 @@ def _marked_call(scan: MarkedScanner, sink: CallSink, form: CallFormat) -> Reads
     """Gemma's: call:name{key:value}, strings between marks."""
     yield from scan.literal_after_blanks("call:")
     name = yield from scan.name()
+    scan.known = _properties(sink, name)
     sink.begin(name)
     yield from _object(scan)
     sink.complete()
@@ -266,12 +267,16 @@ def _marked_call(scan: MarkedScanner, sink: CallSink, form: CallFormat) -> Reads
 
 def _complete_typed(scan: JsonScanner, sink: CallSink, name: str, texts: Mapping[str, str]) -> None:
     """Complete a call with arguments as strings. The schema decides which of them are other JSON values."""
-    properties = sink.schema(name).get("properties")
-    known = properties if isinstance(properties, dict) else {}
+    known = _properties(sink, name)
     values = [f"{_string(key)}: {_typed(known.get(key), text)}" for key, text in texts.items()]
     sink.begin(name)
     scan.out.append(f"{{{', '.join(values)}}}")
     sink.complete()
+
+
+def _properties(sink: CallSink, name: str) -> Mapping[str, Any]:
+    found = sink.schema(name).get("properties")
+    return found if isinstance(found, dict) else {}
 
 
 def _typed(schema: Any, text: str) -> str:

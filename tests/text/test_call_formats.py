@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.text.call_parser import CallParser
-from quire.text.tools import GLM, QWEN3_CODER
+from quire.text.tools import GEMMA4, GLM, PYTHONIC, QWEN3_CODER
 from tests.text.recorded_answers import ANSWERS, TOOLS
 from tests.text.test_tools import read
 
@@ -84,3 +84,16 @@ def test_values_that_are_written_one_by_one_stay_as_they_are_written(form, key, 
         _, [(_, arguments)] = parse(form, [answer], guided)
         assert arguments == f'{{"{key}": {value}}}'
         arguments.encode()
+
+
+@pytest.mark.parametrize("key", ["$filter", "first name", "xml:lang", "a=b", "größe", "k" * 200])
+@pytest.mark.parametrize(
+    ("form", "answer"),
+    [(PYTHONIC, '[f(id=1, {}="x")]'), (GEMMA4, '<|tool_call>call:f{{id:1,{}:<|"|>x<|"|>}}<tool_call|>')],
+)
+def test_names_of_arguments_may_have_any_characters(form, answer, key):
+    tools = {"f": {"type": "object", "properties": {"id": {"type": "integer"}, key: {"type": "string"}}}}
+    for guided in (True, False):
+        parser = CallParser(form, tools, guided=guided)
+        text, [(name, arguments)] = read(parser.push(answer.format(key)) + parser.flush())
+        assert (text, name, json.loads(arguments)) == ("", "f", {"id": 1, key: "x"})
