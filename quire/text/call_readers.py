@@ -4,6 +4,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
+from quire.text.alternatives import alternatives, kind_of, types_of
 from quire.text.call_scanner import JsonScanner, Malformed, MarkedScanner, PythonScanner, Reads, Scanner, ValueScanner
 from quire.text.tools import PART_BEGIN, PART_END, SECTION_END, SEPARATOR, CallFormat, CallStyle
 
@@ -267,8 +268,8 @@ def _marked_call(scan: MarkedScanner, sink: CallSink, form: CallFormat) -> Reads
 
 def _complete_typed(scan: JsonScanner, sink: CallSink, name: str, texts: Mapping[str, str]) -> None:
     """Complete a call with arguments as strings. The schema decides which of them are other JSON values."""
-    known = _properties(sink, name)
-    values = [f"{_string(key)}: {_typed(known.get(key), text)}" for key, text in texts.items()]
+    schema, known = sink.schema(name), _properties(sink, name)
+    values = [f"{_string(key)}: {_typed(text, _types(known.get(key), schema))}" for key, text in texts.items()]
     sink.begin(name)
     scan.out.append(f"{{{', '.join(values)}}}")
     sink.complete()
@@ -279,14 +280,13 @@ def _properties(sink: CallSink, name: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _typed(schema: Any, text: str) -> str:
-    """The JSON of an argument. Values other than strings stay as they are written: read and written again, numbers that
-    Python has no room for would become others, and halves of surrogate pairs could not be sent."""
-    types = _types(schema)
+def _typed(text: str, types: set[str]) -> str:
+    """The JSON of an argument of these types. Values other than strings stay as they are written: read and written
+    again, numbers that Python has no room for would become others, and halves of surrogate pairs could not be sent."""
     value = _NOTHING if types == {"string"} else _parsed(text.strip())
     if value is _NOTHING:
         return _string(text)
-    kind = _KINDS[type(value)]
+    kind = kind_of(value)
     fits = not types or kind in types or (kind == "integer" and "number" in types)
     return text.strip() if fits else _string(text)
 
@@ -295,25 +295,13 @@ def _string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _types(schema: Any) -> set[str]:
+def _types(schema: Any, root: Mapping[str, Any]) -> set[str]:
     """The names of the types that a schema allows; none where it does not say."""
-    if not isinstance(schema, dict):
-        return set()
-    given = schema.get("type")
-    if isinstance(given, str):
-        return {given}
-    if isinstance(given, list):
-        return {one for one in given if isinstance(one, str)}
-    if isinstance(schema.get("enum"), list):
-        return {_KINDS.get(type(one), "string") for one in schema["enum"]}
-    choices = [one for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list) for one in schema[key]]
-    return set().union(*map(_types, choices))
+    allowed = [types_of(one) for one in alternatives(schema, root)]
+    return set().union(*allowed) if all(allowed) else set()
 
 
 _NOTHING: Any = object()
-_KINDS = {
-    str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null", list: "array", dict: "object",
-}  # fmt: skip
 
 
 def _parsed(text: str) -> Any:

@@ -97,3 +97,15 @@ def test_names_of_arguments_may_have_any_characters(form, answer, key):
         parser = CallParser(form, tools, guided=guided)
         text, [(name, arguments)] = read(parser.push(answer.format(key)) + parser.flush())
         assert (text, name, json.loads(arguments)) == ("", "f", {"id": 1, key: "x"})
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [({"$ref": "#/$defs/size"}, "1"), ({"const": "1"}, "1"), ({"$ref": "#/$defs/count"}, 1), ({"$ref": "#/other"}, 1)],
+)
+def test_the_type_of_a_value_is_found_behind_references(schema, value):
+    definitions = {"size": {"type": "string", "enum": ["1", "2"]}, "count": {"anyOf": [{"type": "integer"}]}}
+    tools = {"f": {"type": "object", "properties": {"b": schema}, "$defs": definitions}}
+    parser = CallParser(GLM, tools)
+    pieces = parser.push("<tool_call>f\n<arg_key>b</arg_key>\n<arg_value>1</arg_value>\n</tool_call>")
+    assert json.loads(read(pieces)[1][0][1]) == {"b": value}
