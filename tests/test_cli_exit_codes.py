@@ -19,8 +19,10 @@ BUSY = "PORT"  # stands for a port that is taken
         (["serve", "random:tiny", "--port", "70000"], 2, "port is 70000; it must be between 0 and 65535"),
         (["generate", "hello", "--model", "no/such/model"], 1, "'no/such/model': no such file or folder"),
         (["doctor", "--model", "random:tiny", "--quantize", "int3"], 2, "quantize is 'int3'; it can be"),
+        (["serve", "--port", "0", "--chat-template", "/no/such"], 1, "/no/such: cannot be read: No such file"),
+        (["serve", "--port", "0", "--max-input-tokens", "9999999"], 2, "max_input_tokens is 9999999; it must be"),
     ],
-    ids=["busy port", "foreign address", "impossible port", "missing model", "wrong setting"],
+    ids=["busy port", "foreign address", "impossible port", "missing model", "wrong setting", "no template", "input"],
 )  # fmt: skip
 def test_a_failure_is_one_line_and_an_exit_code(arguments: list[str], code: int, message: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -2,18 +2,24 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from quire.errors import InvalidRequest
 from quire.grammar.closed_schema import guided_schema
 from quire.grammar.lark import Marks, terms, text_up_to
+from quire.grammar.references import moved, references
+from quire.text.alternatives import alternatives, says, types_of
 from quire.text.tools import Tool
 
 MAX_CHOSEN = 24  # arguments that are tracked one by one; with more, any may occur in any order
+MAX_COPIED = 4 * 2**20
 _DEFINITIONS = ("$defs", "definitions")
+_INTO_DEFINITIONS = ("#/$defs/", "#/definitions/")
+_WHOLE = "#/$defs/whole"  # the schema of all arguments, among the definitions of one
 _NO_RULE = ("title", "description", "default", "examples", "additionalProperties", "type", "properties", "required")
 _OF_STRINGS = ("pattern", "format", "minLength", "maxLength")
-_STRING = ("string",)
+_SCALARS = ("string", "integer", "number", "boolean", "null")
 
 
 class ArgumentRules:
@@ -26,7 +32,8 @@ class ArgumentRules:
         self._prefix = prefix
         self._marks = marks
         self._is_strict = tool.strict
-        self._definitions = {key: schema[key] for key in _DEFINITIONS if key in schema}
+        self._schema = schema
+        self._num_copied = 0  # bytes that stand beside the schemas of arguments
         properties = schema.get("properties")
         self._properties: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
         required = schema.get("required")
@@ -42,39 +49,43 @@ class ArgumentRules:
     def json_value(self, key: str) -> str:
         """A rule for the value in JSON."""
         name = self._rule_name(key)
-        self.rules.append(f"{name}: %json {json.dumps(guided_schema(self._schema(key), self._is_strict))}")
+        self.rules.append(f"{name}: %json {json.dumps(guided_schema(self._standing_alone(key), self._is_strict))}")
         return name
 
     def text_item(self, before: str, key: str, end: str, after: str = "") -> str:
         """An expression for an argument with strings as plain text up to `end`."""
-        schema = self._schema(key)
-        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if isinstance(values, list) and all(isinstance(value, str) for value in values):
-            chosen = " | ".join(terms(value + end, self._marks) for value in values)
+        parts = self._alternatives(key)
+        texts = [["null"] if types_of(part) == {"null"} else _strings(part) for part in parts]
+        if all(texts):
+            chosen = " | ".join(terms(text + end, self._marks) for one in texts for text in one)
             return f"{before} ({chosen}) {after}"
-        if not self._may_be_text(schema):
+        types = [types_of(part) for part in parts]
+        if all(types) and not any("string" in one for one in types):
             return f"{before} {self.json_value(key)} {terms(end, self._marks)} {after}"
-        self._check_text(key, schema)
+        for part in parts:
+            self._check_text(key, part)
         name = self._rule_name(key)
         self.rules.append(text_up_to(name, end, self._marks))
         return f"{before} {name} {after}"
 
     def marked_value(self, key: str, quote: str) -> str:
         """An expression for a value with strings between two `quote` marks."""
-        schema = self._schema(key)
-        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if isinstance(values, list) and all(isinstance(value, str) for value in values):
-            return "(" + " | ".join(terms(quote + value + quote, self._marks) for value in values) + ")"
-        kind = schema.get("type")
-        if kind in ("integer", "number", "boolean", "null"):
-            return self.json_value(key)
-        if kind == "string":
-            self._check_text(key, schema)
-            name = self._rule_name(key)
-            self.rules.append(text_up_to(name, quote, self._marks))
-            return f"{terms(quote, self._marks)} {name}"
-        self._loses(f"properties.{key}")
-        return self._any_marked(quote)
+        parts = self._alternatives(key)
+        if not all(_strings(part) or part.get("type") in _SCALARS for part in parts):
+            self._loses(f"properties.{key}")
+            return self._any_marked(quote)
+        return f"({' | '.join(self._marked(key, number, part, quote) for number, part in enumerate(parts))})"
+
+    def _marked(self, key: str, number: int, schema: Mapping[str, Any], quote: str) -> str:
+        if values := _strings(schema):
+            return " | ".join(terms(quote + value + quote, self._marks) for value in values)
+        name = f"{self._rule_name(key)}_{number}"
+        if schema["type"] != "string":
+            self.rules.append(f"{name}: %json {json.dumps(guided_schema(dict(schema), self._is_strict))}")
+            return name
+        self._check_text(key, schema)
+        self.rules.append(text_up_to(name, quote, self._marks))
+        return f"{terms(quote, self._marks)} {name}"
 
     def one_by_one(self, items: Sequence[str]) -> str:
         """Items after each other."""
@@ -102,17 +113,40 @@ class ArgumentRules:
             return '""'
         return f"({' | '.join(choices)})" + ("" if self._required else "?")
 
-    def _schema(self, key: str) -> dict[str, Any]:
-        found = self._properties[key]
-        return {**self._definitions, **found} if isinstance(found, Mapping) else dict(self._definitions)
+    @cached_property
+    def _referred(self) -> dict[str, Any] | None:
+        """The definitions; None if references name other parts of the schema, too."""
+        if all(one.startswith(_INTO_DEFINITIONS) for one in references(self._schema)):
+            return {name: self._schema[name] for name in _DEFINITIONS if name in self._schema}
+        return None
 
-    def _may_be_text(self, schema: Mapping[str, Any]) -> bool:
-        kind = schema.get("type")
-        return kind not in ("integer", "number", "boolean", "null", "object", "array")
+    @cached_property
+    def _num_referred(self) -> int:
+        """The bytes of what one argument may refer to."""
+        return len(json.dumps(self._schema if self._referred is None else self._referred))
+
+    def _standing_alone(self, key: str) -> dict[str, Any]:
+        """The schema of an argument, with what it may refer to."""
+        found = self._properties[key]
+        if not isinstance(found, Mapping):
+            return {}
+        if next(references(found), None) is None:
+            return dict(found)
+        self._num_copied += self._num_referred
+        if self._num_copied > MAX_COPIED:
+            raise InvalidRequest(f"with all that they refer to, arguments have over {MAX_COPIED} bytes")
+        if self._referred is not None:
+            return {**self._referred, **found}
+        return {**moved(found, _WHOLE), "$defs": {"whole": moved(self._schema, _WHOLE)}}
+
+    def _alternatives(self, key: str) -> list[Mapping[str, Any]]:
+        return alternatives(self._properties[key], self._schema)
 
     def _check_text(self, key: str, schema: Mapping[str, Any]) -> None:
-        lost = [name for name in _OF_STRINGS if name in schema]
-        if lost or schema.get("type") != "string":
+        """Plain text keeps to strings, and to values of other types that may be any of theirs."""
+        is_text = schema.get("type") == "string"
+        lost = [name for name in (*_OF_STRINGS, "enum", "const") if name in schema] if is_text else []
+        if lost or not (is_text or (schema.get("type") in _SCALARS and says(schema) == {"type"})):
             self._loses(f"properties.{key}" + (f".{lost[0]}" if lost else ""))
 
     def _loses(self, place: str) -> None:
@@ -135,3 +169,9 @@ class ArgumentRules:
 
     def _rule_name(self, key: str) -> str:
         return f"{self._prefix}_{self.keys.index(key)}"
+
+
+def _strings(schema: Mapping[str, Any]) -> list[str]:
+    """The strings that a schema lists; none where it does not, or lists other values, too."""
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    return values if isinstance(values, list) and all(isinstance(value, str) for value in values) else []

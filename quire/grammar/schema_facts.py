@@ -3,9 +3,9 @@
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 from quire.errors import InvalidRequest
+from quire.text.alternatives import referred
 
 MAX_WORK = 500_000  # on one document: keys looked at, a subschema counted as ten
 MAX_CHAIN = 100  # references that lead to references
@@ -52,19 +52,7 @@ class SchemaFacts:
 
     def target(self, schema: Schema) -> Any:
         """The schema that `$ref` names; None if it is not within the document."""
-        reference = schema.get("$ref")
-        if not isinstance(reference, str) or not reference.startswith("#"):
-            return None
-        found: Any = self._root
-        for part in unquote(reference[1:]).split("/")[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, dict) and key in found:
-                found = found[key]
-            elif isinstance(found, list) and key.isdecimal() and len(key) < 9 and int(key) < len(found):
-                found = found[int(key)]
-            else:
-                return None
-        return found if reference == "#" or reference.startswith("#/") else None
+        return referred(schema.get("$ref"), self._root)
 
     def resolved(self, schema: Any) -> Any:
         """`schema`, or what it stands for when it is nothing but a reference."""

@@ -1,13 +1,14 @@
 """The grammar of calls, in the formats of model families."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire.errors import InvalidRequest, invalid
 from quire.grammar.arguments import ArgumentRules
 from quire.grammar.closed_schema import guided_schema
 from quire.grammar.lark import Marks, terms
+from quire.grammar.references import moved
 from quire.text.tools import CallFormat, CallStyle, Tool
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -59,7 +60,7 @@ def _whole_call(index: int, tool: Tool, form: CallFormat, marks: Marks) -> list[
         "type": "object",
         "properties": {
             "name": {"const": tool.name},
-            form.arguments: _moved(_parameters(tool), f"#/properties/{form.arguments}"),
+            form.arguments: moved(_parameters(tool), f"#/properties/{form.arguments}"),
         },
         "required": ["name", form.arguments],
         "additionalProperties": False,
@@ -120,15 +121,3 @@ _WRITERS: dict[CallStyle, Callable[[int, Tool, CallFormat, Marks], list[str]]] =
 
 def _parameters(tool: Tool) -> dict[str, Any]:
     return {"type": "object", **(tool.parameters or NO_PARAMETERS)}
-
-
-def _moved(schema: Any, place: str) -> Any:
-    """`schema` with references that begin at `place`, where it now stands."""
-    if isinstance(schema, Mapping):
-        return {
-            key: place + value[1:]
-            if key == "$ref" and isinstance(value, str) and value.startswith("#")
-            else _moved(value, place)
-            for key, value in schema.items()
-        }
-    return [_moved(one, place) for one in schema] if isinstance(schema, list) else schema

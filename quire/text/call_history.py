@@ -111,6 +111,7 @@ def with_calls_as_rendered(messages: Sequence[Message], support: CallSupport) ->
     plain = [_with_functions(message) for message in messages]
     if not any(message.get("tool_calls") or _is_result(message) for message in plain):
         return plain
+    plain = list(_with_names(plain))
     if support.is_full and not support.several:
         plain = list(_one_by_one(plain))
     if support.id_length is not None:
@@ -201,6 +202,7 @@ def without_calls(message: Message) -> Message:
     """Calls and their results as text, as Hermes models write them."""
     plain = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
     if _is_result(message):
+        plain.pop("name", None)  # which would be the user's
         return plain | {"role": "user", "content": f"<tool_response>\n{message_text(message)}{_AFTER_RESULT}"}
     if not message.get("tool_calls"):
         return plain
@@ -236,6 +238,16 @@ def _with_function(call: Mapping[str, Any]) -> Mapping[str, Any]:
         function = {"name": call.get("name"), "arguments": call.get("arguments")}
     around = {key: value for key, value in call.items() if key not in ("custom", "name", "arguments")}
     return {**around, "type": "function", "function": function}
+
+
+def _with_names(messages: Sequence[Message]) -> Iterator[Message]:
+    """Results with the names of their functions, which some templates write and most clients leave to the calls."""
+    names: dict[str, Any] = {}
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            names[str(call.get("id"))] = call["function"].get("name")
+        name = names.get(str(message.get("tool_call_id"))) if _is_result(message) else None
+        yield {**message, "name": name} if name is not None and not message.get("name") else message
 
 
 def _one_by_one(messages: Sequence[Message]) -> Iterator[Message]:

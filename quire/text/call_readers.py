@@ -1,9 +1,10 @@
 """The ways in which models write calls, one reader each. A reader begins after the first mark of its form."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
+from quire.text.alternatives import alternatives, kind_of, types_of
 from quire.text.call_scanner import JsonScanner, Malformed, MarkedScanner, PythonScanner, Reads, Scanner, ValueScanner
 from quire.text.tools import PART_BEGIN, PART_END, SECTION_END, SEPARATOR, CallFormat, CallStyle
 
@@ -222,7 +223,7 @@ def _python_calls(scan: PythonScanner, sink: CallSink) -> Reads[None]:
         yield from scan.literal("(")
         sink.check(name)
         sink.begin(name)
-        yield from _keywords(scan)
+        yield from _keywords(scan, _properties(sink, name))
         sink.complete()
         char = yield from scan.blank()
         if char == "]":
@@ -236,12 +237,12 @@ def _python_calls(scan: PythonScanner, sink: CallSink) -> Reads[None]:
         yield from scan.literal("<|python_end|>")
 
 
-def _keywords(scan: PythonScanner) -> Reads[None]:
+def _keywords(scan: PythonScanner, known: Collection[str]) -> Reads[None]:
     char = yield from scan.blank()
     scan.out.append("{")
     while char != ")":
         scan.back(char)
-        key = yield from scan.name()
+        key = yield from scan.name(known)
         yield from scan.literal_after_blanks("=")
         scan.out.append(f"{json.dumps(key, ensure_ascii=False)}: ")
         yield from scan.value()
@@ -258,6 +259,7 @@ def _marked_call(scan: MarkedScanner, sink: CallSink, form: CallFormat) -> Reads
     """Gemma's: call:name{key:value}, strings between marks."""
     yield from scan.literal_after_blanks("call:")
     name = yield from scan.name()
+    scan.known = _properties(sink, name)
     sink.begin(name)
     yield from _object(scan)
     sink.complete()
@@ -266,45 +268,40 @@ def _marked_call(scan: MarkedScanner, sink: CallSink, form: CallFormat) -> Reads
 
 def _complete_typed(scan: JsonScanner, sink: CallSink, name: str, texts: Mapping[str, str]) -> None:
     """Complete a call with arguments as strings. The schema decides which of them are other JSON values."""
-    properties = sink.schema(name).get("properties")
-    known = properties if isinstance(properties, dict) else {}
-    values = {key: _typed(known.get(key), text) for key, text in texts.items()}
+    schema, known = sink.schema(name), _properties(sink, name)
+    values = [f"{_string(key)}: {_typed(text, _types(known.get(key), schema))}" for key, text in texts.items()]
     sink.begin(name)
-    scan.out.append(json.dumps(values, ensure_ascii=False))
+    scan.out.append(f"{{{', '.join(values)}}}")
     sink.complete()
 
 
-def _typed(schema: Any, text: str) -> Any:
-    types = _types(schema)
-    if types == {"string"}:
-        return text
-    value = _parsed(text.strip())
+def _properties(sink: CallSink, name: str) -> Mapping[str, Any]:
+    found = sink.schema(name).get("properties")
+    return found if isinstance(found, dict) else {}
+
+
+def _typed(text: str, types: set[str]) -> str:
+    """The JSON of an argument of these types. Values other than strings stay as they are written: read and written
+    again, numbers that Python has no room for would become others, and halves of surrogate pairs could not be sent."""
+    value = _NOTHING if types == {"string"} else _parsed(text.strip())
     if value is _NOTHING:
-        return text
-    kind = _KINDS[type(value)]
+        return _string(text)
+    kind = kind_of(value)
     fits = not types or kind in types or (kind == "integer" and "number" in types)
-    return value if fits else text
+    return text.strip() if fits else _string(text)
 
 
-def _types(schema: Any) -> set[str]:
+def _string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _types(schema: Any, root: Mapping[str, Any]) -> set[str]:
     """The names of the types that a schema allows; none where it does not say."""
-    if not isinstance(schema, dict):
-        return set()
-    given = schema.get("type")
-    if isinstance(given, str):
-        return {given}
-    if isinstance(given, list):
-        return {one for one in given if isinstance(one, str)}
-    if isinstance(schema.get("enum"), list):
-        return {_KINDS.get(type(one), "string") for one in schema["enum"]}
-    choices = [one for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list) for one in schema[key]]
-    return set().union(*map(_types, choices))
+    allowed = [types_of(one) for one in alternatives(schema, root)]
+    return set().union(*allowed) if all(allowed) else set()
 
 
 _NOTHING: Any = object()
-_KINDS = {
-    str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null", list: "array", dict: "object",
-}  # fmt: skip
 
 
 def _parsed(text: str) -> Any:

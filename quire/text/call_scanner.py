@@ -7,7 +7,7 @@ an answer is cut, and each character is looked at once.
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -76,13 +76,17 @@ class Scanner:
         self.back((yield from self.blank()))
         yield from self.literal(text)
 
-    def name(self) -> Reads[str]:
-        """The name of a function or of an argument."""
+    def name(self, known: Collection[str] = ()) -> Reads[str]:
+        """The name of a function or of an argument. Those in `known` may have any characters."""
         found = ""
-        while (char := (yield from self.next())) and (char.isalnum() or char in "_.-"):
+        while char := (yield from self.next()):
+            is_plain = char.isalnum() or char in "_.-"
+            is_short = len(found) < MAX_NAME
+            if not (is_plain and is_short) and not any(name.startswith(found + char) for name in known):
+                if is_plain:
+                    raise Malformed
+                break
             found += char
-            if len(found) > MAX_NAME:
-                raise Malformed
         if not found:
             raise Malformed
         self.back(char)
@@ -280,6 +284,7 @@ class MarkedScanner(ValueScanner):
     def __init__(self, quote: str) -> None:
         super().__init__()
         self._quote = quote
+        self.known: Collection[str] = ()  # keys of arguments
 
     def string(self, char: str) -> Reads[None]:
         self.back(char)
@@ -297,4 +302,4 @@ class MarkedScanner(ValueScanner):
 
     def key(self, char: str) -> Reads[None]:
         self.back(char)
-        self.to.append(json.dumps((yield from self.name())))
+        self.to.append(json.dumps((yield from self.name(self.known))))

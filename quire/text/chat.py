@@ -10,7 +10,7 @@ from typing import Any
 
 import jinja2
 
-from quire.errors import InvalidCheckpoint, InvalidRequest, TemplateFailed, invalid
+from quire.errors import InvalidCheckpoint, InvalidRequest, TemplateFailed, invalid, shown
 from quire.files.json_file import read_json_if_present
 from quire.text.budget import Budget
 from quire.text.call_history import CallSupport, ToolPlace, call_support, tool_place
@@ -48,6 +48,8 @@ class ChatTemplate:
         special_tokens: Mapping[str, str] | None = None,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
+        if not isinstance(source, str):  # metadata of a file has values of any type
+            raise InvalidCheckpoint(f"chat template {name!r} is {shown(source)}, not a text")
         self.name = name
         self.source = source
         self._special_tokens = dict(special_tokens or {})

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 INPUT = "input"
-_BEFORE = f'{{"{INPUT}": "'
+_BEFORE = re.compile(rf'\s*{{\s*"{INPUT}"\s*:\s*"')  # in messages to a function the blanks are the model's own
 # Characters and escapes that are complete; the first half of a pair waits for what follows it.
 _COMPLETE = re.compile(
     r"""(?: [^"\\] | \\[^u] | \\u(?![dD][89abAB])[0-9a-fA-F]{4}
@@ -31,10 +31,11 @@ class InputText:
         """The text that `arguments`, more of them, complete."""
         self._held += arguments
         if not self._is_inside:
-            if not self._held.startswith(_BEFORE):
+            before = _BEFORE.match(self._held)
+            if before is None:
                 return ""
             self._is_inside = True
-            self._held = self._held[len(_BEFORE) :]
+            self._held = self._held[before.end() :]
         found = _COMPLETE.match(self._held)
         assert found is not None, "nothing at all is complete too"
         text, self._held = found[0], self._held[found.end() :]

@@ -21,25 +21,28 @@ _ID_KEYS = {
     "sep_token": "seperator_token_id",  # the format's spelling
     "mask_token": "mask_token_id",
 }
+# Nothing here needs these. Files of models without one may have -1, as 4294967295, in its place.
+_UNUSED_NAMES = ("pad_token", "sep_token", "mask_token")
 
 
 def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
     """The tokenizer that `tokenizer.ggml.*` describes, and its special tokens by name (`bos_token`, ...)."""
     kind = _required(metadata, "model", str)
-    tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(_required(metadata, "tokens", list))]
+    tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(_listed(metadata, "tokens", str))]
     vocab = {token: index for index, token in enumerate(tokens)}
     if len(vocab) != len(tokens):
         twice = next(token for index, token in enumerate(tokens) if vocab[token] != index)
         raise InvalidCheckpoint(
             f"tokenizer.ggml.tokens: {twice!r} has two ids, {tokens.index(twice)} and {vocab[twice]}"
         )
-    types = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+    has_types = bool(metadata.get("tokenizer.ggml.token_type"))
+    types = _listed(metadata, "token_type", int) if has_types else [_NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise InvalidCheckpoint(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
 
     special_tokens = _special_tokens(metadata, tokens)
     if kind == "gpt2":
-        rule = split_rule(metadata.get("tokenizer.ggml.pre", "default"))
+        rule = split_rule(_required({"tokenizer.ggml.pre": "default", **metadata}, "pre", str))
         backend = _byte_level(metadata, vocab, rule)
         adds_bos, respelled = rule.adds_bos, False
     elif kind == "llama":
@@ -78,7 +81,7 @@ def _id_of(backend: tokenizers.Tokenizer, token: str) -> int:
 
 def _byte_level(metadata: Mapping[str, Any], vocab: dict[str, int], rule: SplitRule) -> tokenizers.Tokenizer:
     merges = []
-    for merge in _required(metadata, "merges", list):
+    for merge in _listed(metadata, "merges", str):
         left, _, right = merge.partition(" ")
         if left not in vocab or right not in vocab or left + right not in vocab:
             raise InvalidCheckpoint(f"tokenizer.ggml.merges: {merge!r} joins what tokenizer.ggml.tokens does not hold")
@@ -104,7 +107,7 @@ def _sentence_piece(
     for key in ("remove_extra_whitespaces", "precompiled_charsmap"):
         if metadata.get(f"tokenizer.ggml.{key}"):
             raise UnsupportedModel(f"tokenizer.ggml.{key} is not supported with tokenizer.ggml.model 'llama'")
-    scores = _required(metadata, "scores", list)
+    scores = _listed(metadata, "scores", float)
     if len(scores) != len(tokens):
         raise InvalidCheckpoint(f"tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens")
     has_bytes = all(f"<0x{byte:02X}>" in vocab for byte in range(256))
@@ -179,7 +182,10 @@ def _special_tokens(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[
         token_id = metadata.get(f"tokenizer.ggml.{key}")
         if token_id is None:
             continue
+        _required(metadata, key, int)
         if not 0 <= token_id < len(tokens):
+            if name in _UNUSED_NAMES:
+                continue
             raise InvalidCheckpoint(f"tokenizer.ggml.{key} is {token_id}, the vocabulary ends at {len(tokens) - 1}")
         found[name] = tokens[token_id]
     return found
@@ -192,3 +198,13 @@ def _required(metadata: Mapping[str, Any], key: str, kind: type) -> Any:
     if not isinstance(value, kind):
         raise InvalidCheckpoint(f"tokenizer.ggml.{key} is a {type(value).__name__}, not a {kind.__name__}")
     return value
+
+
+def _listed(metadata: Mapping[str, Any], key: str, kind: type) -> list[Any]:
+    """A list of values of one type, as those of an array in a file are."""
+    values: list[Any] = _required(metadata, key, list)
+    if values and not isinstance(values[0], kind):
+        raise InvalidCheckpoint(
+            f"tokenizer.ggml.{key} has values of type {type(values[0]).__name__}, not {kind.__name__}"
+        )
+    return values

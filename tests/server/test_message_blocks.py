@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.server.api.anthropic.blocks import BlockEvents, complete_object, merge_events
+from quire.server.api.anthropic.blocks import BlockEvents, merge_events
 from quire.server.api.anthropic.conversation import TurnBuilder
 from quire.server.api.anthropic.responses import TextBlock, ThinkingBlock, ToolUseBlock
 from quire.text.answer_parts import PLAIN, CallArguments, CallBegins, Piece, Reasoning
+from quire.text.cut_object import complete_object
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-999, 999) | st.text(max_size=5),

@@ -252,3 +252,14 @@ def test_errors_of_chats_get_the_names_of_this_api():
         "temperature": "temperature",
     }.items():
         assert conversation.own_name(param) == expected
+
+
+@pytest.mark.parametrize(
+    ("cut", "whole"), [("", "{}"), ("{", "{}"), ('{"n":1,"m":"tw', '{"n":1}'), ('{"n":1}', '{"n":1}')]
+)
+def test_the_arguments_of_a_call_that_was_cut_are_those_that_are_complete(cut, whole):
+    begun = {**call(1), "arguments": cut}
+    given = [{"role": "user", "content": "go"}, {**begun, "status": "incomplete"}, result(1, "not called: cut off")]
+    (told,) = messages(given)[1]["tool_calls"]
+    assert told["function"]["arguments"] == whole
+    assert messages([{**begun, "status": "completed"}])[0]["tool_calls"][0]["function"]["arguments"] == cut

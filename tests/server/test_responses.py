@@ -131,6 +131,23 @@ def test_a_call_streams_as_the_deltas_of_its_arguments(caller):
         check(call.name, call.arguments)
 
 
+def test_a_conversation_with_a_call_that_was_cut_goes_on(caller):
+    client = client_of(caller)
+    asked = {"model": "fake", "tools": [TOOL], "extra_body": {"seed": 1}}
+    cuts = [
+        client.responses.create(**asked, input="how is it", tool_choice="required", max_output_tokens=size)
+        for size in range(50, 70, 4)
+    ]
+    begun = [found for found in cuts if found.output[-1].type == "function_call"]
+    assert {found.output[-1].status for found in begun} == {"incomplete"}
+    for found in begun:
+        after = {"role": "user", "content": "go on"}
+        by_id = client.responses.create(**asked, input=[after], previous_response_id=found.id, max_output_tokens=1)
+        given = [{"role": "user", "content": "how is it"}, *found.output, after]
+        again = client.responses.create(**asked, input=given, max_output_tokens=1)
+        assert by_id.usage.input_tokens == again.usage.input_tokens
+
+
 def test_a_custom_tool_has_an_input_and_takes_its_result_back(caller):
     client = client_of(caller)
     form = {"type": "grammar", "syntax": "regex", "definition": "[a-c]{3}"}

@@ -1,6 +1,8 @@
 """The grammar of answers: thinking, text and calls in every format."""
 
+import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,18 @@ from quire.text.answer_parts import AnswerForm, AnswerParser, Reasoning
 from quire.text.call_parser import CallParser
 from quire.text.thinking import ThinkingFormat
 from quire.text.tokenizer import Tokenizer
-from quire.text.tools import FUNCTION_GEMMA, GLM, HERMES, LLAMA3, MISTRAL, PYTHONIC, QWEN3_CODER, CallFormat, Tool
+from quire.text.tools import (
+    FUNCTION_GEMMA,
+    GEMMA4,
+    GLM,
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    PYTHONIC,
+    QWEN3_CODER,
+    CallFormat,
+    Tool,
+)
 from tests.text import vocabularies
 from tests.text.recorded_answers import ANSWERS
 from tests.text.test_tools import FORMS, read, written
@@ -159,6 +172,62 @@ def test_a_strict_schema_that_a_format_cannot_keep_to_is_refused(form):
     calls_grammar([Tool("f", schema)], form, required=True, parallel=False)
     with pytest.raises(InvalidRequest, match=r"'f': its parameters .*strict is true.*properties\.a\.pattern"):
         calls_grammar([Tool("f", schema, strict=True)], form, required=True, parallel=False)
+
+
+def _one_argument(form: CallFormat, value: str) -> str:
+    return {
+        QWEN3_CODER: f"<tool_call>\n<function=f>\n<parameter=b>\n{value}\n</parameter>\n</function>\n</tool_call>",
+        GLM: f"<tool_call>f\n<arg_key>b</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>",
+        PYTHONIC: f"[f(b={value})]",
+        GEMMA4: f"<|tool_call>call:f{{b:{value}}}<tool_call|>",
+    }[form]
+
+
+N = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+OPTIONAL = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+OBJECT = ('{"n": 1}', '{"n": "x"}')
+PUT_TOGETHER: list[tuple[dict[str, Any], tuple[str, str], tuple[CallFormat, ...]]] = [
+    ({"b": OPTIONAL}, ("null", "x"), (QWEN3_CODER, GLM, PYTHONIC, GEMMA4)),
+    ({"b": {"type": ["integer", "null"]}}, ("3", "x"), (QWEN3_CODER, GLM, PYTHONIC, GEMMA4)),
+    ({"b": {"$ref": "#/$defs/size"}}, ("1", "3"), (QWEN3_CODER, GLM)),
+    ({"b": {"anyOf": [{"$ref": "#/$defs/size"}, {"type": "null"}]}}, ("null", "3"), (QWEN3_CODER, GLM)),
+    ({"b": {"$ref": "#/$defs/n"}}, OBJECT, (QWEN3_CODER, GLM, PYTHONIC)),
+    ({"b": {"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}]}}, OBJECT, (QWEN3_CODER, GLM, PYTHONIC)),
+    ({"b": {"$ref": "#/properties/a"}, "a": N}, OBJECT, (QWEN3_CODER, GLM, PYTHONIC)),
+    ({"b": {"type": "array", "items": {"$ref": "#/properties/a"}}, "a": N}, ("[]", '["x"]'), (QWEN3_CODER, PYTHONIC)),
+]
+
+
+@pytest.mark.parametrize(("properties", "values", "forms"), PUT_TOGETHER)
+def test_arguments_that_come_one_by_one_may_be_unions_and_references(properties, values, forms, tokenizer):
+    definitions = {"n": N, "size": {"enum": ["1", "2"], "type": "string"}}
+    schema = {"type": "object", "properties": properties, "required": ["b"], "$defs": definitions}
+    for form in forms:
+        for strict in (True, False):
+            grammar = calls_grammar([Tool("f", schema, strict=strict)], form, required=True, parallel=False)
+            assert [accepts(grammar, _one_argument(form, one), tokenizer) for one in values] == [True, False], form
+
+
+@pytest.mark.parametrize("form", [QWEN3_CODER, GLM, GEMMA4])
+def test_strict_arguments_may_be_strings_or_nothing(form, tokenizer):
+    schema = {"type": "object", "properties": {"b": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}
+    grammar = calls_grammar([Tool("f", schema, strict=True)], form, required=True, parallel=False)
+    for value, wanted in (("null", None), ('<|"|>so<|"|>' if form is GEMMA4 else "so", "so")):
+        answer = _one_argument(form, value)
+        assert accepts(grammar, answer, tokenizer)
+        parser = CallParser(form, {"f": schema})
+        _, [(_, arguments)] = read(parser.push(answer) + parser.flush())
+        assert json.loads(arguments) == {"b": wanted}
+
+
+def test_the_definitions_of_a_schema_are_not_copied_for_every_argument():
+    definitions = {f"d{i}": {"type": "string", "description": "x" * 80} for i in range(500)}
+    plain = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(500)}, "$defs": definitions}
+    grammar = calls_grammar([Tool("f", plain)], QWEN3_CODER, required=True, parallel=False)
+    assert len(grammar.text) < 2**18
+    referring = {f"p{i}": {"type": "array", "items": {"$ref": "#/$defs/d1"}} for i in range(500)}
+    with pytest.raises(InvalidRequest, match="with all that they refer to"):
+        calls_grammar([Tool("f", plain | {"properties": referring})], QWEN3_CODER, required=True, parallel=False)
 
 
 @pytest.mark.parametrize("required", [True, False])

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.text.call_parser import CallParser
+from quire.text.tools import GEMMA4, GLM, PYTHONIC, QWEN3_CODER
 from tests.text.recorded_answers import ANSWERS, TOOLS
 from tests.text.test_tools import read
 
@@ -67,3 +68,44 @@ def test_calls_do_not_depend_on_the_cuts(data, case, guided):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=8)))
     texts = [answer[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(answer)])]
     assert parse(case.form, texts, guided) == parse(case.form, [answer], guided)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("at", '{"a": "\\ud800"}'), ("tags", "1e999"), ("tags", "[1e999]"), ("tags", "1.00000000000000000001")],
+)
+@pytest.mark.parametrize("form", [QWEN3_CODER, GLM])
+def test_values_that_are_written_one_by_one_stay_as_they_are_written(form, key, value):
+    name = "weather" if key == "at" else "note"
+    answer = f"<tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>"
+    if form is QWEN3_CODER:
+        answer = f"<tool_call>\n<function={name}>\n<parameter={key}>\n{value}\n</parameter>\n</function>\n</tool_call>"
+    for guided in (True, False):
+        _, [(_, arguments)] = parse(form, [answer], guided)
+        assert arguments == f'{{"{key}": {value}}}'
+        arguments.encode()
+
+
+@pytest.mark.parametrize("key", ["$filter", "first name", "xml:lang", "a=b", "größe", "k" * 200])
+@pytest.mark.parametrize(
+    ("form", "answer"),
+    [(PYTHONIC, '[f(id=1, {}="x")]'), (GEMMA4, '<|tool_call>call:f{{id:1,{}:<|"|>x<|"|>}}<tool_call|>')],
+)
+def test_names_of_arguments_may_have_any_characters(form, answer, key):
+    tools = {"f": {"type": "object", "properties": {"id": {"type": "integer"}, key: {"type": "string"}}}}
+    for guided in (True, False):
+        parser = CallParser(form, tools, guided=guided)
+        text, [(name, arguments)] = read(parser.push(answer.format(key)) + parser.flush())
+        assert (text, name, json.loads(arguments)) == ("", "f", {"id": 1, key: "x"})
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [({"$ref": "#/$defs/size"}, "1"), ({"const": "1"}, "1"), ({"$ref": "#/$defs/count"}, 1), ({"$ref": "#/other"}, 1)],
+)
+def test_the_type_of_a_value_is_found_behind_references(schema, value):
+    definitions = {"size": {"type": "string", "enum": ["1", "2"]}, "count": {"anyOf": [{"type": "integer"}]}}
+    tools = {"f": {"type": "object", "properties": {"b": schema}, "$defs": definitions}}
+    parser = CallParser(GLM, tools)
+    pieces = parser.push("<tool_call>f\n<arg_key>b</arg_key>\n<arg_value>1</arg_value>\n</tool_call>")
+    assert json.loads(read(pieces)[1][0][1]) == {"b": value}

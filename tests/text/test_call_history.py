@@ -108,6 +108,34 @@ def test_calls_of_custom_tools_are_calls_of_their_input(name):
     assert re.search(r'"shell".*"input": "ls -l".*a\.txt', text, re.DOTALL)
 
 
+NAMED_RESULTS = (
+    "{% for m in messages %}{% if m.tool_calls %}{% for c in m.tool_calls %}call:{{ c.function.name }}"
+    "{{ c.function.arguments }}{% endfor %}{% elif m.role == 'tool' %}{{ 'response:' + m.name }}({{ m.content }})"
+    "{% else %}{{ m.role }}:{{ m.content }}{% endif %}\n{% endfor %}"
+)
+
+
+def test_results_have_the_names_of_their_functions():
+    """Clients of the OpenAI API send the id of the call only."""
+    template = ChatTemplate(NAMED_RESULTS)
+    turn = {"role": "assistant", "content": None, "tool_calls": [call(1), call(2)]}
+    named = {**result(1, "snow"), "name": "another"}
+    messages = [{"role": "user", "content": "so?"}, turn, result(2, "rain"), result(1, "sun"), named]
+    text = render_conversation(template, None, messages).text
+    assert re.findall(r"response:[^)]+\)", text) == [
+        "response:look_2(rain)",
+        "response:look_1(sun)",
+        "response:another(snow)",
+    ]
+
+
+def test_results_as_text_are_not_said_by_the_function():
+    template = ChatTemplate("{% for m in messages %}[{{ m.name or m.role }}] {{ m.content }}{% endfor %}")
+    turn = {"role": "assistant", "content": None, "tool_calls": [call(1)]}
+    text = render_conversation(template, None, [{"role": "user", "content": "so?"}, turn, result(1, "sun")]).text
+    assert "[user] <tool_response>" in text
+
+
 WEATHER = {"type": "function", "function": {"name": "weather_there", "parameters": {"type": "object"}}}
 IN_MESSAGES = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}{% if 'tools' in m %}<|tool|>{{ m.tools }}<|/tool|>{% endif %}"

@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import InvalidCheckpoint, UnsupportedModel
+from quire.text.chat import load_chat_templates
 from quire.text.split_rules import SPLIT_RULES
 from quire.text.tokenizer import tokenizer_from_gguf
 from tests.text.corpus import TEXTS
+from tests.text.gguf_files import write_gguf
 from tests.text.token_ids import named_id, plain_ids
 from tests.text.vocabularies import BYTE_LEVEL_ORIGINALS, byte_level_metadata, byte_level_original
 
@@ -131,6 +133,11 @@ def test_every_split_rule_is_a_pattern_the_library_takes() -> None:
         ({"tokenizer.ggml.merges": ["q zz"]}, InvalidCheckpoint, ("tokenizer.ggml.merges", "'q zz'")),
         ({"tokenizer.ggml.token_type": [1]}, InvalidCheckpoint, ("tokenizer.ggml.token_type", "1")),
         ({"tokenizer.ggml.eos_token_id": 10**6}, InvalidCheckpoint, ("eos_token_id", "1000000")),
+        ({"tokenizer.ggml.tokens": [[1]]}, InvalidCheckpoint, ("tokenizer.ggml.tokens", "list")),
+        ({"tokenizer.ggml.merges": [1]}, InvalidCheckpoint, ("tokenizer.ggml.merges", "int")),
+        ({"tokenizer.ggml.token_type": 5}, InvalidCheckpoint, ("tokenizer.ggml.token_type", "int")),
+        ({"tokenizer.ggml.eos_token_id": "</s>"}, InvalidCheckpoint, ("eos_token_id", "str")),
+        ({"tokenizer.ggml.pre": ["gpt-2"]}, InvalidCheckpoint, ("tokenizer.ggml.pre", "list")),
     ],
 )
 def test_metadata_that_cannot_be_followed_is_refused_by_name(
@@ -147,6 +154,7 @@ def test_metadata_that_cannot_be_followed_is_refused_by_name(
     ("changes", "error", "name"),
     [
         ({"tokenizer.ggml.scores": [0.0]}, InvalidCheckpoint, "tokenizer.ggml.scores"),
+        ({"tokenizer.ggml.scores": ["a"]}, InvalidCheckpoint, "tokenizer.ggml.scores"),
         ({"tokenizer.ggml.remove_extra_whitespaces": True}, UnsupportedModel, "remove_extra_whitespaces"),
         ({"tokenizer.ggml.precompiled_charsmap": [1]}, UnsupportedModel, "precompiled_charsmap"),
     ],
@@ -163,3 +171,17 @@ def test_a_token_with_two_ids_is_refused_by_name() -> None:
     tokens = [*metadata["tokenizer.ggml.tokens"][:-1], metadata["tokenizer.ggml.tokens"][5]]
     with pytest.raises(InvalidCheckpoint, match=f"two ids, 5 and {len(tokens) - 1}"):
         tokenizer_from_gguf(metadata | {"tokenizer.ggml.tokens": tokens})
+
+
+@pytest.mark.parametrize("key", ["padding_token_id", "seperator_token_id", "mask_token_id"])
+def test_a_special_token_that_nothing_needs_may_be_missing(key: str) -> None:
+    """Files of models without one have -1 in its place."""
+    metadata = byte_level_metadata("gpt-2")
+    found = tokenizer_from_gguf(metadata | {f"tokenizer.ggml.{key}": 2**32 - 1})
+    assert found.special_tokens == tokenizer_from_gguf(metadata).special_tokens
+
+
+def test_a_chat_template_that_is_no_text_is_refused_by_name(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "m.gguf", "llama", {"tokenizer.chat_template": 5})
+    with pytest.raises(InvalidCheckpoint, match=r"m\.gguf: chat template 'default' is 5, not a text"):
+        load_chat_templates(file, {})

@@ -160,3 +160,13 @@ def test_answers_follow_the_grammar() -> None:
     continued = AnswerRules(CallRules(tools, HARMONY_CALLS, required=False, parallel=True)).grammar(marks)
     assert accepts(continued, f"nd more.<|end|>{NEXT}{call}", tokenizer)
     assert accepts(continued, "nd more.", tokenizer)
+
+
+@pytest.mark.parametrize("arguments", ['{"input":"a\\nb"}', '{"input": "a\\nb"}', '{\n  "input" : "a\\nb"\n}'])
+def test_the_input_of_a_custom_tool_is_found_whatever_blanks_are_around_it(arguments: str) -> None:
+    form = AnswerForm(thinking=HARMONY, calls=HARMONY_CALLS, tools={"shell": {}}, custom=frozenset({"shell"}))
+    answer = f"<|channel|>commentary to=functions.shell <|constrain|>json<|message|>{arguments}<|call|>"
+    for texts in ([answer], list(answer)):
+        parser = AnswerParser(form)
+        pieces = [piece for text in texts for piece in parser.push(text)] + parser.flush()
+        assert joined(pieces) == [CallBegins(0, "shell"), CallArguments(0, "a\nb")]

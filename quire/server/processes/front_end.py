@@ -94,9 +94,12 @@ class FrontEnd:
             return await before
         error = joining.exception()
         if error is not None:
+            server.stop()
             if isinstance(error, QuireError):
                 link.send(StartRefused(error.kind, error.message))
-            server.stop()
+                if not is_first:  # else the supervisor says it
+                    log.error("%s", error.message)
+                return await before
             await before
         service = joining.result()
         server.admit(service)

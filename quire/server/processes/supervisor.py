@@ -142,6 +142,7 @@ class Supervisor:
                 return
             if worker.refusal is not None and is_first:
                 self._refuse(worker.refusal)
+                return
             is_first = is_first and worker.ready_s is None
             delay_s = restarts.delay_s(worker.ready_s)
             if delay_s is None:

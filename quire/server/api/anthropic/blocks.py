@@ -2,8 +2,6 @@
 
 import base64
 import hashlib
-import json
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,9 +21,7 @@ from quire.server.api.anthropic.responses import (
 )
 from quire.server.api.tool_use import new_call_id
 from quire.text.answer_parts import AnswerForm, CallArguments, CallBegins, Piece, Reasoning
-
-_BLANKS = re.compile(r"\s*")
-_decode = json.JSONDecoder().raw_decode
+from quire.text.cut_object import complete_object
 
 
 class BlockEvents:
@@ -122,35 +118,3 @@ def merge_events(events: Iterable[BlockEvent]) -> list[ContentBlock]:
     for index, parts in inputs.items():
         blocks[index].input = msgspec.Raw(complete_object("".join(parts)).encode())
     return blocks
-
-
-def complete_object(text: str) -> str:
-    """The JSON object in `text`, unchanged. A truncated object is closed after its last complete field."""
-    try:
-        if isinstance(json.loads(text), dict):
-            return text
-    except (ValueError, RecursionError):
-        pass
-    begin = at = _next(text, 0) + 1
-    end = begin  # of the last complete field
-    try:
-        while text[begin - 1 : begin] == "{":
-            key, at = _decode(text, _next(text, at))
-            at = _next(text, at)
-            if not isinstance(key, str) or text[at : at + 1] != ":":
-                break
-            _, at = _decode(text, _next(text, at + 1))
-            after = _next(text, at)
-            if text[after : after + 1] not in (",", "}"):
-                break  # a number may go on
-            end = at
-            at = after + 1
-    except (ValueError, RecursionError):
-        pass
-    return f"{{{text[begin:end]}}}"
-
-
-def _next(text: str, at: int) -> int:
-    """Position of the first character from `at` on that is not whitespace."""
-    found = _BLANKS.match(text, at)
-    return at if found is None else found.end()

@@ -8,6 +8,7 @@ import msgspec
 
 from quire.errors import invalid, shown
 from quire.text.custom_input import INPUT
+from quire.text.cut_object import complete_object
 
 
 class Placed(NamedTuple):
@@ -75,6 +76,8 @@ class ItemConversation:
     def _add_call(self, place: str, item: dict[str, Any]) -> None:
         is_custom = item["type"] == "custom_tool_call"
         arguments = msgspec.json.encode({INPUT: item["input"]}).decode() if is_custom else item["arguments"]
+        if item.get("status") == "incomplete":  # else no conversation with an answer that was cut could go on
+            arguments = complete_object(arguments)
         self._names[item["call_id"]] = item["name"]
         function = {"name": item["name"], "arguments": arguments}
         calls = self._turn(place, without=()).setdefault("tool_calls", [])
