@@ -5,11 +5,15 @@ from itertools import count
 
 import pytest
 
+from quire.engine.prefills import Prefills
 from quire.ipc.messages import Abort
+from quire.peers.messages import PrefillRequest
+from quire.peers.prefill_server import RefusedPrompt
 from tests.engine.test_driver import wait_until
 from tests.fake_executor import expected_tokens
 from tests.patience import WAIT_S
 from tests.peers.engines import PAGE_SIZE, PeerEngine
+from tests.peers.exchange import FACTS
 
 LONG = tuple(range(3, 45))  # 42 tokens, 10 pages
 
@@ -126,6 +130,19 @@ def test_an_adapter_that_is_replaced_while_its_pages_come_is_computed_here(engin
     decode.front_end.wait_for(asked)
     assert decode.front_end.tokens[asked.request_id] == expected_tokens(asked, adapter=2)
     assert decode.engine.page_sources.counters()["peer_pulls_unused"] == 1
+
+
+def test_pages_of_an_adapter_that_gets_a_replaced_ones_name_are_not_sent_for_it(engines):
+    one = engines(adapters={"tuned": "1"})
+    digest_of = one.engine.adapters.digest_of
+    wait_until(lambda: digest_of("tuned") is not None)
+    wanted = PrefillRequest(FACTS, list(LONG), b"", "tuned", digest_of("tuned"), 0, WAIT_S, 0)
+    computed = Prefills(one.driver, one.store, digest_of).begin(wanted).result.result(WAIT_S)
+    assert computed.read(0, 1)
+    one.engine.adapters.add("tuned", "2", "2")  # while nothing runs there
+    one.answer(LONG, adapter="tuned")
+    with pytest.raises(RefusedPrompt, match="its adapter replaced"):
+        computed.read(1, 9)
 
 
 def test_a_peer_that_takes_too_long_is_not_waited_for(engines):
