@@ -232,6 +232,13 @@ def test_adapters_of_experts_are_refused_by_name(tmp_path: Path) -> None:
         check_adapter(model, open_adapter(folder))
 
 
+def test_two_changes_of_one_weight_by_two_of_its_names_are_refused(tmp_path: Path) -> None:
+    model = build_model(CASES["gpt2"])
+    folder = write_adapter(tmp_path, model, only="h.0.attn.c_proj", tensors=pair("h.0.attn.c_proj"))
+    with pytest.raises(InvalidAdapter, match=r"h\.0\.attn\.c_proj is the module that .* changes, by another name"):
+        check_adapter(model, open_adapter(folder))
+
+
 def test_an_adapter_of_another_model_is_refused_with_both_shapes(tmp_path: Path) -> None:
     other = build_model({**CASES["llama"], "hidden_size": 64})
     with pytest.raises(InvalidAdapter, match=r"lora_A.weight is \[3, 64\]; the model has \[3, 32\]"):
