@@ -85,6 +85,7 @@ def test_a_broken_adapter_stops_the_start_with_its_name(model: str, tmp_path: Pa
         ({"lora_adapters": ("a=",)}, "must be name=FOLDER"),
         ({"lora_adapters": ("=x",)}, "a name has 1 to 256 characters"),
         ({"adapters": {"a": "x,y"}}, "a comma, or = in a name"),
+        ({"adapters": {" a": "x"}}, "cannot begin or end with a space"),  # it would be known as another
     ],
 )
 def test_settings_that_make_no_sense_are_refused(model: str, settings: dict[str, object], said: str) -> None:

@@ -78,14 +78,19 @@ class AdapterCommands:
         adapters.version = command.version
 
     def _end_sync(self, command: AdapterRead) -> None:
-        """Use what was read again, unless it was unloaded meanwhile. The table had it all the time."""
+        """Use what was read again, unless it was unloaded meanwhile. The table had it all the time. What cannot be read
+        is unloaded: it is in the table no more."""
         adapters, is_wanted = self._adapters, self._reading_again.get(command.name) == command.folder
         if not is_wanted:
             adapters.forget_load(command.name, command.read)
             return
-        del self._reading_again[command.name]
         version = adapters.version
-        adapters.end_load(command.name, command.folder, command.read)
+        try:
+            adapters.end_load(command.name, command.folder, command.read)
+        except Exception:
+            self._unload(command.name)  # front ends hear of it, and none is answered by another of that name
+            raise
+        del self._reading_again[command.name]
         adapters.version = version
 
     def _unload(self, name: str) -> None:

@@ -21,22 +21,25 @@ log = logging.getLogger(__name__)
 
 
 class ComputedPrompt:
-    """Implements the `Computed` of a prefill server. Where pages were evicted between two pieces, the rest is
-    refused."""
+    """Implements the `Computed` of a prefill server. Where pages were evicted between two pieces, or another adapter
+    has got the name of the prompt's, the rest is refused."""
 
-    def __init__(self, request: Request, pages: PageRange, reader: PageReader) -> None:
+    def __init__(self, request: Request, pages: PageRange, reader: PageReader, has_adapter: Callable[[], bool]) -> None:
+        """`has_adapter`: whether the name of its adapter stands for the one that the prompt was computed with."""
         self.range = pages
         self._rows = pages.rows()
         self._request = request
         self._reader = reader
+        self._has_adapter = has_adapter
 
     def read(self, begin: int, count: int) -> memoryview:
+        rows = self._rows[begin : begin + count]
         try:
-            data = self._reader.read(self._request, self._rows[begin : begin + count], self.range.end)
+            data = self._reader.read(self._request, rows, self.range.end, self._has_adapter)
         except TimeoutError:
             raise RefusedPrompt(FAILED, f"its pages were not read within {READ_S:g} s") from None
         if data is None:
-            raise RefusedPrompt(FAILED, "its pages were evicted before they were sent")
+            raise RefusedPrompt(FAILED, "its pages were evicted, or its adapter replaced, before they were sent")
         return data
 
 
@@ -120,8 +123,12 @@ class Prefills:
     def _read(self, prefill: Prefill) -> None:
         try:
             self._check_adapter(prefill.wanted)  # another one may have got the name meanwhile
-            pages = self._store.find(prefill.request, prefill.wanted.first)
-            prefill.result.set_result(ComputedPrompt(prefill.request, pages, self._reader))
+            wanted = prefill.wanted
+            pages = self._store.find(prefill.request, wanted.first)
+            computed = ComputedPrompt(
+                prefill.request, pages, self._reader, lambda: self._digest_of(wanted.adapter) == wanted.adapter_digest
+            )
+            prefill.result.set_result(computed)
         except RefusedPrompt as refusal:
             prefill.result.set_exception(refusal)
         except Exception as error:  # the peer computes it

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,6 +37,8 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "arrow_config": ({},),
     "use_bdlora": (False, {}),
 }
+MAX_REPEATS = 8  # in a pattern of module names
+MAX_TRIES = 10**8  # of ways to match patterns with names: they take seconds, in which no other thread runs
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,14 @@ class _Fields:
             self._refuse("init_lora_weights", "adapters that change the weights of the base model are not supported")
         self._flag("fan_in_fan_out")  # a fact about the base model, which is known
 
+    def refuse_slow_patterns(self, modules: Collection[str]) -> None:
+        """Refuse expressions that could be tried for hours: `re` tries every way to match before it says no."""
+        longest, num_dots = max(map(len, modules)), max(module.count(".") for module in modules)
+        for name in ("rank_pattern", "alpha_pattern"):
+            ways = sum(_num_ways(key, longest) for key in self._config.get(name) or {})
+            if ways * (1 + num_dots) * len(modules) > MAX_TRIES:
+                self._refuse(name, "to match it with the names of modules could take too long")
+
     def of_module(self, module: str) -> tuple[int, float]:
         """The rank and the scale that the config gives a module."""
         rank = int(_matching(self._ranks, module, self._rank))
@@ -182,13 +192,33 @@ class _Fields:
                 self._refuse(name, f"ranks must be between 1 and {MAX_LORA_RANK}")
             try:
                 patterns.append((re.compile(rf"(.*\.)?({key})"), number))
-            except re.error:
+            except (re.error, OverflowError, RecursionError):
                 self._refuse(name, f"{shown(key)} is not a regular expression")
         return patterns
 
 
 def _matching(patterns: list[tuple["re.Pattern[str]", float]], module: str, default: float) -> float:
     return next((number for pattern, number in patterns if pattern.fullmatch(module)), default)
+
+
+def _num_ways(pattern: str, length: int) -> float:
+    """At least as many as there are ways to match `pattern` with a name of `length` characters. Infinity for groups
+    that are repeated or are more than groups, and for many repetitions, which no table of PEFT's needs."""
+    bare = re.sub(r"\\.", "_", pattern, flags=re.DOTALL).replace("(?:", "(")
+    num_repeats = sum(bare.count(char) for char in "*+{")
+    if num_repeats > MAX_REPEATS or re.search(r"\)[*+{]|\(\?", bare):
+        return math.inf
+    ways, groups = float(math.comb(length + num_repeats, num_repeats)), [1]  # by open group, its alternatives
+    for char in bare:
+        if char == "(":
+            groups.append(1)
+        elif char == "|":
+            groups[-1] += 1
+        elif char == ")" and len(groups) > 1:
+            ways *= groups.pop()
+        elif char == "?":
+            ways *= 2
+    return ways * groups[0]
 
 
 def _ends_with(module: str, name: str) -> bool:
@@ -212,6 +242,7 @@ def _modules(folder: Path, source: SafetensorsSource, fields: _Fields) -> dict[s
         found[module][part] = name
     if not found:
         raise InvalidAdapter(f"{folder / WEIGHTS_NAME}: there are no tensors")
+    fields.refuse_slow_patterns(found)
     modules = {}
     for module, parts in found.items():
         if len(parts) != 2:

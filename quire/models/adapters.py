@@ -270,6 +270,8 @@ def _by_tensor(model: Model, adapter: PeftAdapter) -> dict[str, LowRank]:
                 problems.append(f"{stored} is {list(info.shape)}; the model has {list(wanted)}")
             elif info.dtype not in _FLOATS:
                 problems.append(f"{stored} is {info.dtype}; supported are {', '.join(_FLOATS)}")
+        if name in changes:
+            problems.append(f"{change.a}: {module} is the module that {changes[name].a} changes, by another name")
         changes[name] = change
     if problems:
         raise InvalidAdapter(f"{adapter.folder}: the adapter does not fit the model: {listed(problems, '; ')}")

@@ -90,10 +90,13 @@ def test_an_adapter_can_be_unloaded_while_it_is_read_again(commands: Commands) -
 
 
 def test_one_that_cannot_be_read_again_is_gone(commands: Commands) -> None:
-    commands.handle(SyncAdapters(7, {"a": "/gone", "b": "/b"}))
-    commands.finish_one()
-    commands.finish_one()
-    assert commands.table.folders == {"b": "/b"}
+    """Front ends are told, by a table of a new version. One of the settings does not take its place."""
+    commands.adapters.load("c", "/of-the-settings")
+    commands.handle(SyncAdapters(7, {"a": "/gone", "b": "/b", "c": "/c/gone"}))
+    for _ in range(3):
+        commands.finish_one()
+    assert commands.table == AdapterTable(9, {"b": "/b"})
+    assert commands.slots.names == ["b"]
 
 
 def test_a_client_loads_one_while_others_are_read_again(commands: Commands, tmp_path: Any) -> None:

@@ -136,6 +136,8 @@ def test_weights_for_several_devices_take_the_same_adapter(devices: int, tmp_pat
         ({"alpha_pattern": {"layers.0.self_attn.q_proj": 9}}, 9 / 3),
         ({"alpha_pattern": {r"model\.layers\.\d+\.self_attn\.q_proj": 6}}, 6 / 3),
         ({"alpha_pattern": {"k_proj": 9}}, 4 / 3),
+        ({"alpha_pattern": {r"^model\.layers\.(?:0|1[0-5]|\d{3})\.(self_attn|mlp)\.(q|k|v)_proj$": 9}}, 9 / 3),
+        ({"alpha_pattern": {r".*layers.*self_attn.*proj": 9, "(layers.0)?.self_attn.q_proj": 5}}, 9 / 3),
         ({"r": 8, "rank_pattern": {"q_proj": 3}}, 4 / 3),
         ({"target_modules": "all-linear"}, 4 / 3),
         ({"target_modules": r".*\.q_proj"}, 4 / 3),
@@ -167,6 +169,12 @@ def test_scales_follow_the_config(config: dict[str, Any], scale: float, tmp_path
         ({"rank_pattern": {"q_proj": 2**63}}, "ranks must be between 1 and 1024"),
         ({"r": -1}, "r is -1; it must be between 1 and 1024"),
         ({"alpha_pattern": {"(": 1}}, "'(' is not a regular expression"),
+        ({"alpha_pattern": {"q{1,99999999999}": 1}}, "is not a regular expression"),
+        ({"alpha_pattern": {"(" * 5000 + ")" * 5000: 1}}, "is not a regular expression"),
+        ({"alpha_pattern": {r"([a-z_.\d]+)+!": 1}}, "alpha_pattern is {'([a-z_.\\\\d]+)+!': 1}; to match it"),
+        ({"rank_pattern": {"(e|e)?" * 40 + "(?:_|.)" * 40: 3}}, "could take too long"),
+        ({"rank_pattern": {".*.*.*.*.*.*.*.*!": 3}}, "could take too long"),
+        ({"rank_pattern": {r"(?x:(\w +) +!)": 3}}, "could take too long"),
         ({"rank_pattern": {"q_proj": 0.5}}, "ranks must be between 1 and 1024"),
         ({"target_modules": ["q_proj", "w9"]}, "target_modules has w9, but there is no tensor of them"),
         ({"target_modules": None}, "target_modules is None; it must be a list"),
@@ -221,6 +229,13 @@ def test_adapters_of_experts_are_refused_by_name(tmp_path: Path) -> None:
     module = "model.layers.0.mlp.experts.0.up_proj"
     folder = write_adapter(tmp_path, model, only="q_proj", tensors=pair(module))
     with pytest.raises(InvalidAdapter, match=r"experts\.0\.up_proj is not adapted here: .* norms and experts"):
+        check_adapter(model, open_adapter(folder))
+
+
+def test_two_changes_of_one_weight_by_two_of_its_names_are_refused(tmp_path: Path) -> None:
+    model = build_model(CASES["gpt2"])
+    folder = write_adapter(tmp_path, model, only="h.0.attn.c_proj", tensors=pair("h.0.attn.c_proj"))
+    with pytest.raises(InvalidAdapter, match=r"h\.0\.attn\.c_proj is the module that .* changes, by another name"):
         check_adapter(model, open_adapter(folder))
 
 

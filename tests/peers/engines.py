@@ -57,7 +57,7 @@ class PeerEngine:
         for name, weights in dict(adapters).items():
             self.engine.adapters.load(name, weights)
         form = PageForm(PAGE_SIZE, PAGE_SIZE * PLACE_BYTES, chosen.page_groups)
-        store = PageStore(self.engine.scheduler, lambda: self.engine.executor, form)
+        self.store = store = PageStore(self.engine.scheduler, lambda: self.engine.executor, form)
         digest_of = self.engine.adapters.digest_of
         self.server = self.client = None
         if answers:

@@ -6,12 +6,16 @@ from itertools import count
 import pytest
 
 from quire.engine import page_traffic
+from quire.engine.prefills import Prefills
 from quire.ipc.messages import Abort
+from quire.peers.messages import PrefillRequest
+from quire.peers.prefill_server import RefusedPrompt
 from tests.engine.test_driver import wait_until
 from tests.fake_executor import expected_tokens
 from tests.fake_host_pages import PLACE_BYTES
 from tests.patience import WAIT_S
 from tests.peers.engines import PAGE_SIZE, PeerEngine
+from tests.peers.exchange import FACTS
 
 LONG = tuple(range(3, 45))  # 42 tokens, 10 pages
 
@@ -145,6 +149,19 @@ def test_prompts_that_begin_alike_and_are_asked_for_together_have_their_own_page
     assert decode.computed_tokens <= 3 * (len(LONG) - 10 * PAGE_SIZE)
     counters = decode.engine.page_sources.counters()
     assert (counters["peer_pulls_received"], counters["peer_pulls_unused"]) == (2, 1), "one has none of its own"
+
+
+def test_pages_of_an_adapter_that_gets_a_replaced_ones_name_are_not_sent_for_it(engines):
+    one = engines(adapters={"tuned": "1"})
+    digest_of = one.engine.adapters.digest_of
+    wait_until(lambda: digest_of("tuned") is not None)
+    wanted = PrefillRequest(FACTS, list(LONG), b"", "tuned", digest_of("tuned"), 0, WAIT_S, 0)
+    computed = Prefills(one.driver, one.store, digest_of).begin(wanted).result.result(WAIT_S)
+    assert computed.read(0, 1)
+    one.engine.adapters.add("tuned", "2", "2")  # while nothing runs there
+    one.answer(LONG, adapter="tuned")
+    with pytest.raises(RefusedPrompt, match="its adapter replaced"):
+        computed.read(1, 9)
 
 
 def test_a_peer_that_takes_too_long_is_not_waited_for(engines):

@@ -250,6 +250,29 @@ def test_the_next_engine_has_the_adapters_that_were_loaded(
     following.stop()
 
 
+def test_an_adapter_that_the_next_engine_cannot_read_is_gone_and_can_be_loaded_again(
+    server: RunningServer, client: httpx.Client, root: Path
+) -> None:
+    """Also one that was loaded in place of one of the settings: nothing is answered by that in its stead."""
+    assert load(client, "c", "third").status_code == 200
+    assert load(client, "a", "third", load_inplace=True).status_code == 200
+    (root / "third").rename(root / "moved")
+    following = new_driver(adapters={"a": root / "first", "b": root / "second"}, adapter_folder=root, max_loras=1)
+    following.start()
+
+    def change() -> None:
+        server.service.engine_lost("the engine has ended")
+        server.service.connect(following.open(server.service.deliver, 7))
+
+    server.loop.call_soon_threadsafe(change)
+    server.wait_until(lambda: server.model.adapters.keys() == {"b"})
+    assert complete(client, "a").status_code == complete(client, "c").status_code == 404
+    assert unload(client, "c").status_code == 404
+    assert load(client, "c", "moved").status_code == 200
+    assert complete(client, "c").status_code == 200
+    following.stop()
+
+
 def test_all_workers_agree_and_an_engine_that_was_killed_has_its_adapters_again(model_folder: Path, root: Path) -> None:
     served = Served(model_folder, f"adapters={root}", "http_workers=2").wait()
     try:

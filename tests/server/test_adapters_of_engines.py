@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire.errors import EngineFailed
+from quire.errors import EngineFailed, InvalidAdapter, InvalidRequest
 from quire.ipc.messages import AdapterDone, AdapterTable, LoadAdapter, SyncAdapters, UnloadAdapter
 from quire.server.service.service import Service
 from tests.patience import WAIT_S
@@ -85,5 +85,26 @@ def test_loading_ends_when_the_engine_is_given_up_before_its_end_is_known() -> N
         worker.service.disconnect("it ended 5 times in a row", 0)
         with pytest.raises(EngineFailed, match="5 times"):
             await asyncio.wait_for(loading, WAIT_S)
+
+    asyncio.run(run())
+
+
+def test_a_name_that_is_being_loaded_is_not_loaded_by_another_request() -> None:
+    """Both would be told that it is theirs, and if one failed on an engine it would unload the other's."""
+
+    async def run() -> None:
+        worker = WithAdapters()
+        loading = await worker.load()
+        with pytest.raises(InvalidRequest, match="'c', which is being loaded"):
+            await (await worker.load())
+        assert len(worker.ports[0].of(LoadAdapter)) == 1
+        worker.answer(0, LoadAdapter, error="invalid_adapter")
+        worker.answer(1, LoadAdapter, error="invalid_adapter")
+        with pytest.raises(InvalidAdapter):
+            await loading
+        again = await worker.load()
+        for engine in range(2):
+            worker.answer(engine, LoadAdapter, table=AdapterTable(1, {"c": "/c"}))
+        await again
 
     asyncio.run(run())

@@ -22,6 +22,7 @@ class ServedAdapters:
         self._version = -1
         self._numbers = count(1)
         self._waiting: dict[int, tuple[Port, asyncio.Future[AdapterDone]]] = {}
+        self._loading: set[str] = set()  # names of adapters that engines load
 
     def on_table(self, table: AdapterTable) -> None:
         if table.version >= self._version:
@@ -47,6 +48,15 @@ class ServedAdapters:
             raise invalid("lora_name", f"is {name!r}, which is a name of the model itself")
         if name in self._model.adapters and not replaces:
             raise invalid("lora_name", f"is {name!r}, which is loaded already; load_inplace replaces it")
+        if name in self._loading:  # if one of two fails, it must not unload the other
+            raise invalid("lora_name", f"is {name!r}, which is being loaded for another request")
+        self._loading.add(name)
+        try:
+            await self._load(name, path, engines)
+        finally:
+            self._loading.discard(name)
+
+    async def _load(self, name: str, path: str, engines: Engines) -> None:
         had, connected = name in self._model.adapters, _connected(engines)
         done = await self._ask(connected, lambda number: LoadAdapter(number, name, path))
         failed = [one for one in done if one.kind is not None]
