@@ -78,8 +78,8 @@ def attend_by(
     prefill: Callable[..., jax.Array] = prefill_attention,
     alone: Callable[..., Rows] | None = None,
 ) -> Callable[..., Rows]:
-    """Attention by these kernels: one for the single tokens, and one for the others. Single tokens without others have
-    the kernel `alone`, if there is one."""
+    """Attention by these kernels: one for the single tokens, and one for the others. Single tokens without others, or
+    padding, have the kernel `alone`, if there is one."""
 
     @partial(jax.jit, static_argnums=0)
     def attend(
@@ -92,7 +92,8 @@ def attend_by(
     ) -> Rows:
         single = tiles.num_single
         if single == len(tiles):
-            return (alone or decode)(spec, q, pages, page_table, tiles, sinks)
+            kernel = decode if alone is None or len(q) > single else alone
+            return kernel(spec, q, pages, page_table, tiles, sinks)
         out = decode(spec, q, pages, page_table, tiles.part(0, single), sinks) if single else None
         return prefill(spec, q, pages, page_table, tiles.part(single, len(tiles)), out, sinks)
 
