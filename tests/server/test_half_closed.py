@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import select
 import socket
 import threading
 
@@ -10,6 +11,7 @@ import uvloop
 
 from tests import web
 from tests.patience import WAIT_S
+from tests.server.gate import Gate as Steps
 from tests.server.running import RunningServer
 
 TEXT = {"prompt": "abc", "max_tokens": 6, "temperature": 0}
@@ -117,6 +119,21 @@ def test_a_stream_of_a_client_that_is_gone_is_aborted(server, gate):
     assert one.recv(65536)
     one.close()
     server.wait_until(lambda: server.service.num_streams == 0)  # while no further result has come
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_stream_of_a_client_that_is_gone_is_aborted_although_a_request_waits_behind_it(make_server, loop_factory):
+    steps = Steps()
+    server = make_server(before_result=steps, loop_factory=loop_factory)
+    one = connected(server)
+    one.sendall(post(TEXT | {"stream": True, "max_tokens": 500}))
+    steps.step_until(lambda: bool(select.select([one], [], [], 0)[0]))
+    one.sendall(post(TEXT))
+    one.close()
+    steps.step_until(lambda: server.service.num_streams == 0)  # what is written is refused; nothing is read meanwhile
+    steps.open()
+    assert server.service.metrics.failures["dropped"] == 1
+    assert server.service.metrics.numbers["tgi_request_count"] == 1
 
 
 def test_half_a_body_and_then_the_end_is_let_go(server):

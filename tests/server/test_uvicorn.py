@@ -27,6 +27,7 @@ PROTOCOL_METHODS = {
     "on_message_complete": ["self"],
     "send_400_response": ["self", "msg"],
     "timeout_keep_alive_handler": ["self"],
+    "_start_asgi_task": ["self", "cycle", "app"],
 }
 PROTOCOL_ATTRIBUTES = (
     "app",
@@ -42,7 +43,7 @@ PROTOCOL_ATTRIBUTES = (
 )
 CYCLE_ATTRIBUTES = (
     "scope", "keep_alive", "more_body", "response_started", "response_complete", "chunked_encoding",
-    "expected_content_length",
+    "expected_content_length", "disconnected", "message_event",
 )  # fmt: skip
 FLOW_ATTRIBUTES = ("read_paused", "write_paused")
 SERVER_ATTRIBUTES = ("config", "should_exit", "started", "server_state")

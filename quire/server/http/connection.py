@@ -55,6 +55,7 @@ class Connection(HttpToolsProtocol):
     _parsed_bytes = 0  # of the same, handed on by the parser
     _bytes_beside = 0  # received since the last part of a body
     _is_refused = False  # further data is ignored
+    _answering: RequestResponseCycle | None = None  # `cycle` is the latest, which may wait for this one
     _head_timer: asyncio.TimerHandle | None = None
     _body_timer: asyncio.TimerHandle | None = None
 
@@ -67,6 +68,14 @@ class Connection(HttpToolsProtocol):
         self._end_head()
         self._end_body()
         super().connection_lost(exc)
+        answering = self._answering
+        if answering is not None and not answering.response_complete:  # uvicorn notifies the latest only
+            answering.disconnected = True
+            answering.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
