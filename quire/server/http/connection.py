@@ -127,24 +127,25 @@ class Connection(HttpToolsProtocol):
         self._parsed_bytes = 0
         if self._head_timer is None:
             self._head_bytes = 0
-            late = f"the headers have not come within {self.max_head_s:g} s"
-            self._head_timer = self.loop.call_later(self.max_head_s, self._refuse_head, late)
+            self._head_timer = self.loop.call_later(self.max_head_s, self._refuse_late_head)
 
     def _end_head(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _refuse_head(self, why: str) -> None:
+    def _refuse_late_head(self) -> None:
         self._end_head()
-        if not self.transport.is_closing():
-            self.send_400_response(why)
+        if self.flow.read_paused:
+            self._begin_head()  # the client is not to blame
+        else:
+            self.send_400_response(f"the headers have not come within {self.max_head_s:g} s")
 
     def _refuse_large_head(self) -> None:
         """The rest is read for a moment: closing a connection that still receives data resets it, and the client would
         never see the answer."""
         self._end_head()
-        if not self._is_refused and not self.transport.is_closing():
+        if self._is_refusable():
             self._is_refused = True
             message = b"the request line and headers have more than %d bytes" % MAX_HEAD_BYTES
             self._write_refusal(_TOO_LARGE, message)
@@ -153,9 +154,26 @@ class Connection(HttpToolsProtocol):
             self.loop.call_later(LINGER_S, self.transport.close)
 
     def send_400_response(self, msg: str) -> None:
-        if not self._is_refused and not self.transport.is_closing():
+        self._end_head()
+        if self._is_refusable():
             self._write_refusal(_BAD_REQUEST, msg.encode())
             self.transport.close()
+
+    def _is_refusable(self) -> bool:
+        """What came can be refused now. Behind a request without its answer it is dropped instead, and the connection
+        ends after that answer: a refusal would stand in the middle of it."""
+        if self._is_refused or self.transport.is_closing():
+            return False
+        if self.pipeline and self.cycle.more_body:  # its body cannot be read, and nothing of it has been
+            self.pipeline.popleft()
+            assert self._answering is not None, "others wait for it"
+            self.cycle = self.pipeline[0][0] if self.pipeline else self._answering
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or (cycle.more_body and not cycle.response_started):
+            return True
+        self._is_refused = True
+        cycle.keep_alive = False
+        return False
 
     def _write_refusal(self, status_line: bytes, message: bytes) -> None:
         """An answer without a request: what came could not be read."""
