@@ -1,6 +1,7 @@
 """Every limit: what just keeps it is served, what just breaks it is refused."""
 
 import ast
+import asyncio
 import inspect
 import json
 import socket
@@ -11,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import uvloop
 
 from quire.errors import Unauthorized
 from quire.server.api_keys import key_of
@@ -167,6 +169,38 @@ def test_a_trailer_is_no_header(make_server):
     key = b"authorization: Bearer secret\r\n"
     assert status_of(server, CHUNKED[:-2] + key + b"\r\n" + CHUNK + b"0\r\n\r\n") == b"200"
     assert status_of(server, CHUNKED + CHUNK + b"0\r\n" + key + b"\r\n") == b"401"
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_refusal_reaches_clients_that_send_their_whole_body_first_on_connections_that_end(make_server, loop_factory):
+    """The end of a connection that still received data reset it, and the refusal was lost."""
+    server = make_server(settings=ServerSettings(api_key="secret", payload_limit=1000), loop_factory=loop_factory)
+    host, port = server.url.removeprefix("http://").split(":")
+    body = b"a" * 8_000_000
+    for version, key, status in (("1.1", "secret", b"413"), ("1.1", "wrong", b"401"), ("1.0", "secret", b"413")):
+        head = f"POST /v1/completions HTTP/{version}\r\nhost: x\r\nauthorization: Bearer {key}\r\n"
+        with socket.create_connection((host, int(port)), timeout=WAIT_S) as one:
+            one.sendall(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+            answer = b""
+            while part := one.recv(65536):
+                answer += part
+        assert answer.split(b" ")[1] == status
+        assert answer.endswith(b"}")
+
+
+@pytest.mark.parametrize("rest", [b"nonsense\r\n", b"0\r\n\r\n", b"0\r\n\r\nGET /health HTTP/1.1\r\n\r\n"])
+def test_a_connection_ends_with_the_body_that_was_refused(make_server, rest):
+    server = make_server(settings=ServerSettings(payload_limit=10))
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as one:
+        one.sendall(CHUNKED[:-2] + b"connection: close\r\n\r\n" + CHUNK)
+        answer = b""
+        while part := one.recv(65536):
+            answer += part
+        one.sendall(rest)
+        server.wait_until(lambda: not server._server.server_state.connections)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert answer.endswith(b"}")
 
 
 class Impatient(Connection):

@@ -42,7 +42,7 @@ PROTOCOL_ATTRIBUTES = (
     "timeout_keep_alive_task",
 )
 CYCLE_ATTRIBUTES = (
-    "scope", "keep_alive", "more_body", "response_started", "response_complete", "chunked_encoding",
+    "scope", "transport", "keep_alive", "more_body", "response_started", "response_complete", "chunked_encoding",
     "expected_content_length", "disconnected", "message_event",
 )  # fmt: skip
 FLOW_ATTRIBUTES = ("read_paused", "write_paused")

@@ -55,6 +55,7 @@ class Connection(HttpToolsProtocol):
     _parsed_bytes = 0  # of the same, handed on by the parser
     _bytes_beside = 0  # received since the last part of a body
     _is_refused = False  # further data is ignored
+    _closes_after_body = False
     _answering: RequestResponseCycle | None = None  # `cycle` is the latest, which may wait for this one
     _head_timer: asyncio.TimerHandle | None = None
     _body_timer: asyncio.TimerHandle | None = None
@@ -69,6 +70,9 @@ class Connection(HttpToolsProtocol):
         self._end_body()
         super().connection_lost(exc)
         answering = self._answering
+        for cycle in (self.cycle, answering):
+            if cycle is not None:
+                cycle.transport = self.transport  # the other has a reference to this
         if answering is not None and not answering.response_complete:  # uvicorn notifies the latest only
             answering.disconnected = True
             answering.message_event.set()
@@ -84,6 +88,9 @@ class Connection(HttpToolsProtocol):
             self._head_bytes += len(data)
         self._bytes_beside += len(data)
         super().data_received(data)
+        cycle = self.cycle
+        if self._body_timer is not None and cycle is not None and cycle.transport is self.transport:
+            cycle.transport = ClosedAfterBody(self)
         if self._head_timer is not None and self._head_bytes > MAX_HEAD_BYTES:
             self._refuse_large_head()
         if self._body_timer is not None and self._bytes_beside > MAX_HEAD_BYTES:
@@ -160,8 +167,10 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _is_refusable(self) -> bool:
-        """What came can be refused now. Behind a request without its answer it is dropped instead, and the connection
+        """True if what came can be refused now. Behind a request without its answer it is dropped instead, and the connection
         ends after that answer: a refusal would stand in the middle of it."""
+        if self._closes_after_body:
+            self.transport.close()
         if self._is_refused or self.transport.is_closing():
             return False
         if self.pipeline and self.cycle.more_body:  # its body cannot be read, and nothing of it has been
@@ -208,7 +217,19 @@ class Connection(HttpToolsProtocol):
         if self.parser.head_without_offer is not None:
             return  # its body is still to come
         self._end_body()
+        if self._closes_after_body:
+            self.transport.close()
         super().on_message_complete()
+
+    def close_after_body(self) -> None:
+        """Close when the body has come, or its time is over: closing a connection that still receives data resets it,
+        and a client that first sends its whole body would never see the answer."""
+        if self._body_timer is None:
+            self.transport.close()
+        elif not self._closes_after_body and not self.transport.is_closing():
+            self._closes_after_body = True
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
 
     def _begin_body(self) -> None:
         self._bytes_beside = 0
@@ -242,6 +263,23 @@ class Connection(HttpToolsProtocol):
         transport = self.transport
         if not transport.is_closing():  # else the client is gone, and the stream's watcher ends it
             transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
+class ClosedAfterBody(asyncio.Transport):
+    """The transport of an answer that may be complete before the body of its request is."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self._connection = connection
+
+    def is_closing(self) -> bool:
+        return self._connection.transport.is_closing()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._connection.transport.write(data)
+
+    def close(self) -> None:
+        self._connection.close_after_body()
 
 
 def _is_reset(descriptor: int) -> bool:
