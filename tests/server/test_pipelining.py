@@ -1,4 +1,4 @@
-"""What clients send behind a request whose answer is still under way."""
+"""Data behind a request whose answer is still under way."""
 
 import asyncio
 

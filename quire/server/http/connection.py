@@ -167,8 +167,8 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _is_refusable(self) -> bool:
-        """True if what came can be refused now. Behind a request without its answer it is dropped instead, and the connection
-        ends after that answer: a refusal would stand in the middle of it."""
+        """False where a request before it has no answer yet: a refusal would stand in the middle of that. What came is
+        dropped then, and the connection ends after the answer."""
         if self._closes_after_body:
             self.transport.close()
         if self._is_refused or self.transport.is_closing():
