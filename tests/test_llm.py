@@ -184,6 +184,16 @@ def test_ids_may_be_numpys(llm: LLM) -> None:
     ids = llm.encode(np.arange(5))  # type: ignore[arg-type]
     assert ids == (0, 1, 2, 3, 4)
     assert {type(one) for one in ids} == {int}
+    for prompt in (np.arange(1, 4), list(np.arange(1, 4)), [np.arange(1, 4)]):
+        (answer,) = llm.generate(prompt, GREEDY, max_tokens=2)  # type: ignore[arg-type]
+        assert answer.prompt_ids == (1, 2, 3)
+
+
+@pytest.mark.parametrize("prompt", [b"abc", b"abcd", bytearray(4)])
+def test_bytes_are_no_prompt(llm: LLM, prompt: bytes) -> None:
+    (answer,) = llm.generate(prompt, GREEDY, max_tokens=2)
+    assert isinstance(answer.error, InvalidRequest)
+    assert "must be a text, token ids or a chat" in answer.error.message
 
 
 def test_arguments_that_are_wrong_for_all_are_refused_at_once(llm: LLM) -> None:

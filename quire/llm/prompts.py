@@ -20,7 +20,7 @@ def is_chat(prompt: Prompt) -> TypeGuard[Sequence[Message]]:
 
 def as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A list of prompts. A list of ids or messages is one prompt; any other list is several."""
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | Mapping)):
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer | Mapping)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 
@@ -36,6 +36,8 @@ def for_each(name: str, given: T | Sequence[T], count: int) -> list[T]:
 
 def as_ids(prompt: Sequence[int], limit: int) -> tuple[int, ...]:
     """The token ids, each of them at least 0 and below `limit`."""
+    if isinstance(prompt, bytes | bytearray):
+        raise InvalidRequest(f"prompt is {type(prompt).__name__}; it must be a text, token ids or a chat")
     try:
         packed = array("i", prompt)
         numbers = np.frombuffer(packed, np.intc)  # fast minimum and maximum
