@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -369,3 +370,34 @@ def test_thinking_in_a_chat_is_told_from_its_answer(tmp_path: Path, tmp_path_fac
         assert (text, reasoning) == (guided.text, guided.reasoning)
     finally:
         llm.close()
+
+
+def test_a_model_that_is_closed_says_so(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    model = write_tiny_chat_model(tmp_path)
+    llm = LLM(model, progress=False, cache_dir=program_folder(tmp_path_factory), compile_ahead=False, **SIZES)
+    begun, not_begun = (llm.stream("abc", GREEDY, max_tokens=9) for _ in range(2))
+    next(begun)
+    in_use: list[BaseException] = []
+
+    def close_elsewhere() -> None:
+        try:
+            llm.close()
+        except RuntimeError as error:
+            in_use.append(error)
+
+    with llm._stepper.reserved():
+        thread = threading.Thread(target=close_elsewhere)
+        thread.start()
+        thread.join()
+    assert "another thread" in str(in_use[0])
+    llm.close()
+    llm.close()
+    for use in (
+        lambda: llm.generate("abc"),
+        lambda: llm.generate("abc", grammar=regex("a")),  # this one waited for ever
+        lambda: llm.stream("abc"),
+        lambda: next(begun),
+        lambda: next(not_begun),
+    ):
+        with pytest.raises(RuntimeError, match="this LLM is closed"):
+            use()

@@ -36,6 +36,7 @@ class EngineStepper:
         self._open: dict[Receiver, None] = {}  # those that may have any
         self._left: list[int] = []  # requests to abort
         self._is_at_work = False
+        self._is_closed = False
         self._threads: dict[str, int] = {}  # by purpose: the thread that uses the engine now
 
     @contextmanager
@@ -54,6 +55,14 @@ class EngineStepper:
     def _refuse_others(self, thread: int) -> None:
         if not set(self._threads.values()) <= {thread}:
             raise RuntimeError("another thread is using this LLM; one thread at a time can")
+
+    def end(self) -> None:
+        """Refuse all that would use the engine from now on."""
+        self._is_closed = True
+
+    def refuse_if_ended(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("this LLM is closed")
 
     def submit(self, run: Receiver, request: Request) -> None:
         """Queue a request of `run`; raises what it is refused with."""
@@ -88,13 +97,14 @@ class EngineStepper:
     def close(self, run: Receiver) -> None:
         """End `run` and drop its open requests."""
         self._drop_all(run)
-        if self._left and not self._is_at_work and set(self._threads.values()) <= {get_ident()}:
+        if self._left and not self._is_at_work and not self._is_closed and set(self._threads.values()) <= {get_ident()}:
             with self._engine_in_order():
                 pass
 
     @contextmanager
     def _engine_in_order(self) -> Iterator[Engine]:
         with self.reserved("step"):
+            self.refuse_if_ended()
             if self._is_at_work:
                 self._start_over()
             self._is_at_work = True

@@ -176,9 +176,12 @@ class LLM:
         return tuple(tokenizer.encode_prompt(rendered)), AnswerForm(thinking, begins_in_thinking=is_opened)
 
     def close(self) -> None:
-        """End the threads and free the pages of the cache. The object cannot be used afterwards."""
-        self._grammar_checking.close()
-        self._built.executor.close()
+        """End the threads and free the pages of the cache. The object, and iterators of it that are open, cannot be
+        used afterwards; raises while another thread uses it."""
+        with self._stepper.reserved("close"):
+            self._stepper.end()
+            self._grammar_checking.close()
+            self._built.executor.close()
 
     def _stream(self, items: list[BatchItem]) -> Iterator[Delta]:
         with self._stepper.reserved():
@@ -190,6 +193,7 @@ class LLM:
 
     def _prepare(self, items: list[BatchItem]) -> None:
         """Compile the programs of a single first prompt in parallel; later programs are compiled on use."""
+        self._stepper.refuse_if_ended()
         first, self._is_fresh = self._is_fresh, False
         if first and not self.deployment.config.compile_ahead and len(items) == 1 and items[0].request is not None:
             self._compile(self._built.executor.prepare(len(items[0].request.prompt)))
@@ -214,6 +218,7 @@ class LLM:
         fields: dict[str, Any],
     ) -> list[BatchItem]:
         """Raises errors that concern all prompts; an error of one prompt becomes its own. `fields` are a request's."""
+        self._stepper.refuse_if_ended()
         if n < 1:
             raise invalid("n", f"is {n}; it must be at least 1")
         if isinstance(stop, str):
