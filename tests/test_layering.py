@@ -42,7 +42,8 @@ SERVER = BELOW_SERVER | {
 }
 SERVICE = SERVER | {"server.observe"}
 HTTP_BASE = tuple(
-    f"server.http.{name}" for name in ("connection", "parser", "sse", "body", "route", "health", "unhealthy")
+    f"server.http.{name}"
+    for name in ("connection", "parser", "unchunked", "sse", "body", "route", "health", "unhealthy")
 )
 APIS = SERVICE | {"server.service", *HTTP_BASE}
 # An API knows the modules that all of them share, and no other API; that of TGI serves chats of OpenAI's as well.

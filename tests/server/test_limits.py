@@ -230,6 +230,26 @@ def test_requests_that_never_come_to_their_end_are_let_go_and_answers_that_take_
     server.stop()
 
 
+class NotReadFrom(Connection):
+    max_unread_s = 0.2
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_client_that_does_not_read_is_let_go(make_server, loop_factory):
+    """Its connection and its places among the open sequences were kept for as long as it liked."""
+    many = {"prompt": "abc", "max_tokens": 480, "n": 16, "temperature": 1, "logprobs": 20, "stream": True}
+    server = make_server(connection=NotReadFrom, loop_factory=loop_factory)
+    content = json.dumps(many).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        one.connect((host, int(port)))
+        one.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(content) + content)
+        server.wait_until(lambda: server.service.num_streams == 1)
+        server.wait_until(lambda: not server._server.server_state.connections)
+    server.wait_until(lambda: server.service.num_streams == 0)
+
+
 HORRORS = [
     "\u0000\u0001\u001f\u007f\u0085",  # control characters
     "\u202e\u2066abc\u2069\u200f",  # directions

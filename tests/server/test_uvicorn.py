@@ -27,6 +27,8 @@ PROTOCOL_METHODS = {
     "on_message_complete": ["self"],
     "send_400_response": ["self", "msg"],
     "timeout_keep_alive_handler": ["self"],
+    "pause_writing": ["self"],
+    "resume_writing": ["self"],
     "_start_asgi_task": ["self", "cycle", "app"],
 }
 PROTOCOL_ATTRIBUTES = (

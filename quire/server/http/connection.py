@@ -2,7 +2,7 @@
 
 import asyncio
 import select
-from typing import Any, Protocol
+from typing import Protocol
 
 from starlette.types import Scope
 from uvicorn._types import ASGI3Application
@@ -10,6 +10,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from quire.server.caller import REQUEST_ID, request_id_from
 from quire.server.http.parser import Parser, head_without_offer
+from quire.server.http.unchunked import Unchunked
 
 EXTENSION = "quire.chunks"
 MAX_HEAD_BYTES = 64 * 2**10  # of the request line and headers; and of other data between two parts of a body
@@ -37,8 +38,9 @@ class Connection(HttpToolsProtocol):
     ASGI puts a future, a turn of a task and two coroutines between a token and the socket, which cost more than writing
     to the socket.
 
-    A client that does not finish its headers or its body in time is disconnected. So is one that sends much data
-    outside its body, as trailers or chunk extensions, which neither parser nor uvicorn limits. Trailers are dropped.
+    A client that does not finish its headers or its body in time is disconnected. So is one that does not read, and one
+    that sends much data outside its body, as trailers or chunk extensions, which neither parser nor uvicorn limits.
+    Trailers are dropped.
 
     A client that half-closes the connection after its request gets its answer. A client that is gone looks the same
     until something is sent to it, so an interim response is sent, or a comment among events: its system refuses that,
@@ -50,6 +52,7 @@ class Connection(HttpToolsProtocol):
     parser: Parser
     max_head_s = 30.0
     max_body_s = 120.0
+    max_unread_s = 300.0  # that the client takes nothing of what is written
 
     _head_bytes = 0  # received of an incomplete head
     _parsed_bytes = 0  # of the same, handed on by the parser
@@ -59,6 +62,7 @@ class Connection(HttpToolsProtocol):
     _answering: RequestResponseCycle | None = None  # `cycle` is the latest, which may wait for this one
     _head_timer: asyncio.TimerHandle | None = None
     _body_timer: asyncio.TimerHandle | None = None
+    _unread_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -68,6 +72,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()
         self._end_body()
+        self._end_unread()
         super().connection_lost(exc)
         answering = self._answering
         for cycle in (self.cycle, answering):
@@ -256,6 +261,29 @@ class Connection(HttpToolsProtocol):
         sockets are read once more first; a request cancels the timer."""
         self.timeout_keep_alive_task = self.loop.call_later(LAST_LOOK_S, super().timeout_keep_alive_handler)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_reading()
+
+    def resume_writing(self) -> None:
+        self._end_unread()
+        super().resume_writing()
+
+    def _await_reading(self) -> None:
+        num_left = self.transport.get_write_buffer_size()  # nothing is added until writing resumes
+        self._unread_timer = self.loop.call_later(self.max_unread_s, self._give_up_reader, num_left)
+
+    def _give_up_reader(self, num_left: int) -> None:
+        if self.transport.get_write_buffer_size() < num_left:
+            self._await_reading()  # it is slow
+        else:
+            self.transport.abort()
+
+    def _end_unread(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
     def is_behind(self) -> bool:
         return self.flow.write_paused
 
@@ -287,31 +315,6 @@ def _is_reset(descriptor: int) -> bool:
     poll = select.poll()
     poll.register(descriptor, 0)  # errors are always reported
     return bool(poll.poll(0))
-
-
-class Unchunked:
-    """Serves HTTP/1.0, which has no chunks: answers without a length end when the connection closes."""
-
-    cycle: RequestResponseCycle
-
-    def __init__(self, app: ASGI3Application) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        cycle = self.cycle
-        has_length = True
-
-        async def send_unchunked(message: Any) -> None:
-            nonlocal has_length
-            if message["type"] == "http.response.start":
-                has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
-            if not has_length:
-                cycle.keep_alive = False
-                cycle.chunked_encoding = False
-                cycle.expected_content_length = len(message.get("body", b""))  # of this part: nothing more is checked
-            await send(message)
-
-        await self._app(scope, receive, send_unchunked)
 
 
 def event_writer(scope: Scope) -> ChunkWriter | None:
