@@ -230,6 +230,19 @@ def test_requests_that_never_come_to_their_end_are_let_go_and_answers_that_take_
     server.stop()
 
 
+def test_half_a_body_does_not_hold_up_the_end_of_a_server(caplog):
+    server = RunningServer().start()
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as one:
+        one.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        server.wait_until(lambda: server.service.metrics.numbers["tgi_request_count"] == 1)
+        server.stop()
+        assert one.recv(4096).startswith(b"HTTP/1.1 503")
+    assert not server._thread.is_alive()
+    assert server.service.metrics.failures["dropped"] == 1
+    assert not caplog.records
+
+
 class NotReadFrom(Connection):
     max_unread_s = 0.2
 

@@ -27,6 +27,7 @@ PROTOCOL_METHODS = {
     "on_message_complete": ["self"],
     "send_400_response": ["self", "msg"],
     "timeout_keep_alive_handler": ["self"],
+    "shutdown": ["self"],
     "pause_writing": ["self"],
     "resume_writing": ["self"],
     "_start_asgi_task": ["self", "cycle", "app"],

@@ -19,6 +19,7 @@ LINGER_S = 2.0
 GONE_INTERVAL_S = 0.1  # between checks that a client that sends no more is still there
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
 _BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\n"
+_UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _COMMENT = b":\n\n"  # of server-sent events; clients skip it
 
@@ -255,6 +256,15 @@ class Connection(HttpToolsProtocol):
         self._begin_head()
         super().on_message_begin()
         self.scope["extensions"] = {EXTENSION: {"writer": self, "writes_events": False}}
+
+    def shutdown(self) -> None:
+        """Refuse a request that lacks a part of its body: it would be refused with it, and would hold up the end."""
+        cycle = self.cycle
+        if cycle is not None and cycle.more_body and not cycle.response_started and not self.pipeline:
+            self._write_refusal(_UNAVAILABLE, b"the server is shutting down")
+            self.transport.close()
+        else:
+            super().shutdown()
 
     def timeout_keep_alive_handler(self) -> None:
         """A request may have come while this process did not run, and timers fire before sockets are read. So the
