@@ -251,7 +251,8 @@ def _build_engine(
         loads_ahead=deployment.is_served, num_host_pages=deployment.limits.host_pages,
         processes=processes, begun=begun,
     )  # fmt: skip
-    scheduler = Scheduler(deployment.limits, clock, prefix_key=deployment.model.prefix_key)
+    model = deployment.model
+    scheduler = Scheduler(deployment.limits, clock, model.prefix_key, model.switch_length)
     scheduler.budget.fixed_tokens = deployment.resolved.fixed_tokens
     scheduler.budget.padded_sizes = deployment.shapes.ladder.padded_sizes
     engine = Engine(
