@@ -111,6 +111,7 @@ def test_options_within_a_nested_text_config_are_refused_by_their_path() -> None
         ),
         ("qwen2", "layer_types", ["full_attention"], "2 items are needed, there are 1"),
         ("qwen2", "layer_types", ["full_attention", "sliding_attention"], "use_sliding_window is false"),
+        ("smollm3", "layer_types", ["full_attention", "sliding_attention"] * 2, "there are sliding layers, but no"),
         ("qwen3_moe", "num_experts_per_tok", 7, "num_experts_per_tok = 7: there are 6"),
         ("qwen3_next", "linear_num_key_heads", 3, "linear_num_key_heads = 3: .* = 4"),
         ("granitemoehybrid", "mamba_n_heads", 7, "mamba_n_heads = 7: .* = 64"),
