@@ -34,6 +34,7 @@ def test_an_unknown_architecture_is_refused_by_name(model_type: Any) -> None:
         ("gemma2", "use_bidirectional_attention", True),
         ("gemma3", "attn_logit_softcapping", 50.0),
         ("gemma3", "hidden_activation", "tanh"),
+        ("qwen2", "is_causal", False),
         ("qwen2", "layer_types", ["full_attention", "linear_attention"]),
         ("mistral", "layer_types", ["full_attention", "full_attention"]),
         ("phi3", "attention_bias", True),
