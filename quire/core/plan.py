@@ -106,6 +106,7 @@ class SlotStart(NamedTuple):
     prompt_logprobs: int | None
     adapter: int = 0  # the adapter slot that its tokens use; 0 for none
     snapshot: int = 0  # the state that it begins with, beside pages; 0 where it begins with its first token
+    min_length: int = 0  # its tokens are computed as those of a sequence that has at least so many
 
 
 class StateSave(NamedTuple):

@@ -187,11 +187,20 @@ class Planner:
             step.budget -= length - 1
             step.allowance -= length - 1
 
+    def _switch(self, sequence: Sequence) -> None:
+        """Compute it anew, with all tokens that it has, once the host knows them."""
+        if sequence.num_computed == sequence.switch_end:
+            self._running.preempt(sequence)
+            sequence.switch()
+
     def _plan_decode(self, step: StepBuilder, sequence: Sequence, most: int, kind: Kind = Kind.DECODE) -> None:
         """A decode that needs a page in each group, or that ends within the `most` tokens that it may have. It is of
         this `kind` if it has more than one."""
         start, num_pages = sequence.num_planned, len(sequence.tables[0])
-        length = min(most, sequence.limit - 1 - start)
+        length = min(most, sequence.last_end - start)
+        if not length:
+            self._switch(sequence)
+            return
         if sequence.save_at:
             length = min(length, sequence.save_at - start)
         if start + length > sequence.page_end:

@@ -32,12 +32,14 @@ class Requests:
         clock: Callable[[], float],
         prefix_key: PrefixKey | None,
         speculation: Speculation,
+        switch_length: int | None,
     ) -> None:
         self._limits = limits
         self._queue = queue
         self._running = running
         self._prefix_key = prefix_key
         self._speculation = speculation
+        self._switch_length = switch_length
         self._deadlines = Deadlines(clock)
         self._live: dict[int, list[Sequence]] = {}  # by request, its sequences that have not ended
         self._num_arrived = 0
@@ -65,10 +67,21 @@ class Requests:
                 self._num_arrived += 1
                 how = adapter, reuses, self._limits.replays
                 sequence = Sequence(self._num_arrived, request, sample, salt, generated, *how)
+                self._note_switch(sequence)
                 sequences.append(sequence)
                 self._running.adapters.hold(adapter)
                 self._speculation.begin(sequence)
                 self._queue.arrive(sequence, self._num_uncached(sequence, sequences[0]))
+
+    def _note_switch(self, sequence: Sequence) -> None:
+        """Where it grows beyond the length at which models switch, it is computed anew; it may be there already."""
+        length = self._switch_length
+        if length is None or not sequence.num_prompt <= length < sequence.limit - 1:
+            return
+        sequence.switch_end = length
+        sequence.switch_salt = self._salt(sequence.request, str(sequence.adapter or ""), length + 1)
+        if len(sequence.tokens) > length:
+            sequence.switch()
 
     def _num_uncached(self, sequence: Sequence, first: Sequence) -> int:
         """The tokens that it must compute. A short prompt is short, cached or not. `first`: of the samples, which is
@@ -87,9 +100,12 @@ class Requests:
 
     def salt_with(self, request: Request, adapter: str) -> str:
         """The salt with this name of its adapter; "" without one."""
+        return self._salt(request, adapter, len(request.prompt))
+
+    def _salt(self, request: Request, adapter: str, length: int) -> str:
+        key = 0 if self._prefix_key is None else self._prefix_key(length)
         # Without prefix caching only the samples of one request share pages, under a salt of their own.
-        key = 0 if self._prefix_key is None else self._prefix_key(len(request.prompt))
-        salt = f"{key}+{request.salt}" if self._limits.prefix_caching else f"-{self._num_arrived}"
+        salt = f"{key}+{request.salt}" if self._limits.prefix_caching else f"-{request.request_id}+{key}"
         salt = f"{adapter}@{salt}" if adapter else salt  # its keys and values are its own
         return salt if len(salt) <= LONG_SALT else f"#{digest_of_salt(encoded(salt)).hex()}"
 
@@ -109,6 +125,7 @@ class Requests:
             self._deadlines.forget(sequence.request_id)
             if not self._limits.prefix_caching:
                 self._running.cache.drop(sequence.salt)
+                self._running.cache.drop(sequence.switch_salt)
 
     def abort(self, request_id: int) -> None:
         """End what is left of a request."""

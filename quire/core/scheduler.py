@@ -28,12 +28,19 @@ class Scheduler:
     engine thread.
     """
 
-    def __init__(self, limits: Limits, clock: Callable[[], float], prefix_key: PrefixKey | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        clock: Callable[[], float],
+        prefix_key: PrefixKey | None = None,
+        switch_length: int | None = None,
+    ) -> None:
+        """`switch_length`: sequences that grow beyond it are computed anew."""
         self.limits = limits
         self.budget = StepBudget(limits)
         self.counters = Counters()
         self._clock = clock
-        self._prefix_key = prefix_key
+        self._prefix_key, self._switch_length = prefix_key, switch_length
         self.adapters = AdapterSlots(limits.max_loras)
         self.start_over()
 
@@ -45,7 +52,8 @@ class Scheduler:
         self._queue = Queue(limits, self._clock)
         self._running = Running(limits, self._queue, self.counters, self.adapters)
         speculation = Speculation(limits, self.budget, self.counters)
-        self._requests = Requests(limits, self._queue, self._running, self._clock, self._prefix_key, speculation)
+        how = self._prefix_key, speculation, self._switch_length
+        self._requests = Requests(limits, self._queue, self._running, self._clock, *how)
         self._planner = Planner(limits, self.budget, self._queue, self._running, self.counters, speculation)
         self.exchange = PrefixExchange(limits, self._running, self._requests)
         self._completion = StepCompletion(self._running, self._requests, self.counters, speculation)

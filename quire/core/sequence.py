@@ -85,6 +85,7 @@ class Sequence:
         "is_started",
         "limit",
         "match",
+        "min_length",
         "num_computed",
         "num_planned",
         "num_prompt",
@@ -110,6 +111,8 @@ class Sequence:
         "snapshot",
         "state",
         "stopping",
+        "switch_end",
+        "switch_salt",
         "tables",
         "tokens",
     )
@@ -142,6 +145,9 @@ class Sequence:
         self.num_prompt = len(request.prompt)
         self.due = 0  # its place among the prompts that wait; the queue says what that is
         self.limit = self.num_prompt + request.max_tokens  # as many tokens as it may ever have
+        # Where it is computed anew from a position on: that while it is ahead, and the salt of then; later that before.
+        self.switch_end, self.switch_salt = self.limit, salt
+        self.min_length = 0  # of those that are computed as it is, once it is beyond
         self.forced: list[int] = []  # tokens, known or next, that its grammar left no choice about
         self.forced_end = 0  # the position after them
         self.state = State.WAITING
@@ -226,11 +232,22 @@ class Sequence:
     def cover(self, end: int) -> None:
         """Its pages cover the positions before `end`."""
         self.page_end = end
-        self.plain_end = end if end < self.limit else self.limit - 1
+        self.plain_end = min(end, self.last_end)
         if self.save_at:
             self.plain_end = min(self.plain_end, self.save_at - 1)
         if self.num_planned < self.replay_end:
             self.plain_end = 0
+
+    @property
+    def last_end(self) -> int:
+        """The position that is not planned: its token is the last one, or it is computed anew before."""
+        return min(self.limit - 1, self.switch_end)
+
+    def switch(self) -> None:
+        """From now on it is computed as one that is longer. It must not run."""
+        self.salt, self.switch_salt = self.switch_salt, self.salt
+        self.min_length, self.switch_end = self.switch_end + 1, self.limit
+        self.digests, self.match = [], None
 
     def force(self, tokens: Iterable[int]) -> None:
         """Its next tokens are certain to be these."""

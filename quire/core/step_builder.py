@@ -101,6 +101,7 @@ def slot_start(sequence: Sequence) -> SlotStart:
         prompt_logprobs=request.prompt_logprobs,
         adapter=sequence.adapter_slot,
         snapshot=sequence.snapshot,
+        min_length=sequence.min_length,
     )
 
 

@@ -48,6 +48,7 @@ from quire.models.checkpoint import stored_names
 from quire.models.decoder import Decoder
 from quire.models.formats.quantized_source import QuantizedSource, open_checkpoint
 from quire.models.registry import build_model
+from quire.models.stored_head import with_stored_head
 from quire.ops.native import int8_product, library
 from quire.ops.native.building import PARTS
 from quire.reproducible import refuse_kinds
@@ -89,8 +90,9 @@ def plan_deployment(
     """Find the model's files, unless given, and decide whether and how it fits. `is_served`: to clients, so queue and
     steps have bounds. `meet` finds the other processes of a group, and returns the settings that all of them have."""
     files = files or locate(**config.place_of_model, progress=progress)
-    model = build_model(files.config)
     source = open_checkpoint(files)
+    files = with_stored_head(files, source)
+    model = build_model(files.config)
     if source is not None:  # before memory is taken for what the config says
         stored_names(model, source)
     reserve_device_memory(config.host_cache_gib)
@@ -251,7 +253,8 @@ def _build_engine(
         loads_ahead=deployment.is_served, num_host_pages=deployment.limits.host_pages,
         processes=processes, begun=begun,
     )  # fmt: skip
-    scheduler = Scheduler(deployment.limits, clock, prefix_key=deployment.model.prefix_key)
+    model = deployment.model
+    scheduler = Scheduler(deployment.limits, clock, model.prefix_key, model.switch_length)
     scheduler.budget.fixed_tokens = deployment.resolved.fixed_tokens
     scheduler.budget.padded_sizes = deployment.shapes.ladder.padded_sizes
     engine = Engine(

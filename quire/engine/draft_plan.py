@@ -16,6 +16,7 @@ from quire.models.formats.quantized_source import open_checkpoint
 from quire.models.params import ParamTree
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
+from quire.models.stored_head import with_stored_head
 from quire.ops.attention_spec import is_latent
 from quire.ops.pages import is_coded
 from quire.text.tokenizer import load_tokenizer
@@ -54,7 +55,9 @@ def find_draft(config: Config, files: ModelFiles, model: Decoder, progress: Prog
     found = locate(
         config.draft_model, token=config.token, offline=config.offline, cache_dir=config.cache_dir, progress=progress
     )
-    draft, source = build_model(found.config), open_checkpoint(found)
+    source = open_checkpoint(found)
+    found = with_stored_head(found, source)
+    draft = build_model(found.config)
     if source is not None:
         stored_names(draft, source)
     if draft.vocab_size != model.vocab_size:

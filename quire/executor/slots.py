@@ -18,7 +18,7 @@ NO_TOKEN = 2**31 - 1  # beyond any vocabulary
 PagesByGroup = tuple[tuple[int, ...], ...]
 
 TEMPERATURE, TOP_P, MIN_P, TYPICAL_P, REPETITION, FREQUENCY, PRESENCE = range(7)  # columns of `float_params`
-NUM_PROMPT, TOP_K, SEED_HIGH, SEED_LOW, SAMPLE, ADAPTER = range(6)  # columns of `int_params`
+NUM_PROMPT, TOP_K, SEED_HIGH, SEED_LOW, SAMPLE, ADAPTER, MIN_LENGTH = range(7)  # columns of `int_params`
 
 
 class Slots(NamedTuple):
@@ -26,7 +26,7 @@ class Slots(NamedTuple):
 
     history: jax.Array  # int32 [slots + 1, max_tokens]: its tokens, also those the host has not seen yet
     page_table: jax.Array  # int32 [slots + 1, groups, max_pages]
-    int_params: jax.Array  # int32 [slots + 1, 6]
+    int_params: jax.Array  # int32 [slots + 1, 7]
     float_params: jax.Array  # float32 [slots + 1, 7]
     adjusted: jax.Array  # int32 [slots + 1, MAX_ADJUSTED_TOKENS]: tokens; beyond the vocabulary where there is none
     adjusted_until: jax.Array  # int32: how many tokens must be generated for the adjustment to end
@@ -44,7 +44,7 @@ def empty_slots(shapes: Shapes) -> Slots:
 
 def _row_shapes(shapes: Shapes) -> list[Any]:
     table = (shapes.num_groups, shapes.table_size)
-    rows: list[tuple[int, ...]] = [(shapes.history_size,), table, (6,), (7,), *[(MAX_ADJUSTED_TOKENS,)] * 3]
+    rows: list[tuple[int, ...]] = [(shapes.history_size,), table, (7,), (7,), *[(MAX_ADJUSTED_TOKENS,)] * 3]
     dtypes = [jnp.int32, jnp.int32, jnp.int32, jnp.float32, jnp.int32, jnp.int32, jnp.float32]
     if shapes.guesses:
         rows, dtypes = [*rows, ()], [*dtypes, jnp.int32]
@@ -105,7 +105,8 @@ def pack_starts(starts: list[tuple[SlotStart, PagesByGroup]], size: int, shapes:
         seed = start.seed % 2**64
         top_k = min(start.sampling.top_k, NO_TOKEN)  # more than there are keeps all
         rows.int_params[row] = np.array(
-            [len(start.prompt), top_k, seed >> 32, seed & 0xFFFFFFFF, start.sample, start.adapter], np.uint32
+            [len(start.prompt), top_k, seed >> 32, seed & 0xFFFFFFFF, start.sample, start.adapter, start.min_length],
+            np.uint32,
         ).view(np.int32)
         rows.float_params[row] = _float_params(start.sampling)
         for column, (token, until, value) in enumerate(_adjustments(start)):

@@ -16,7 +16,7 @@ from quire.executor.launch import Inputs, fields, num_sample_fields, num_single
 from quire.executor.layer_state import PagedState, PagedStates, PageLayout
 from quire.executor.sampler import Features, Sampled, describe, sample
 from quire.executor.shapes import Shapes
-from quire.executor.slots import ADAPTER, NUM_PROMPT, Slots
+from quire.executor.slots import ADAPTER, MIN_LENGTH, NUM_PROMPT, Slots
 from quire.models.context import Adapters, PlatformOps, TokenContext
 from quire.models.model import Model
 from quire.models.params import ParamTree
@@ -185,7 +185,10 @@ def _num_real(positions: jax.Array) -> jax.Array:
 
 def _context(model: Model, slots: Slots, tokens: StepTokens, adapters: Adapters | None) -> TokenContext:
     at = jnp.maximum(tokens.positions, 0)
-    lengths = jnp.maximum(slots.int_params[tokens.slots, NUM_PROMPT], at + 1) if model.depends_on_length else None
+    lengths = None
+    if model.depends_on_length:
+        params = slots.int_params[tokens.slots]
+        lengths = jnp.maximum(jnp.maximum(params[:, NUM_PROMPT], params[:, MIN_LENGTH]), at + 1)
     return TokenContext(slots.history[tokens.slots, at], at, lengths, adapters)
 
 

@@ -93,10 +93,12 @@ def eos_token_ids_from_gguf(metadata: Mapping[str, Any], origin: Path) -> tuple[
 def _integers(values: Iterable[Any], origin: Path) -> Iterable[int]:
     for value in values:
         for item in value if isinstance(value, list) else (value,):
-            if item is None:
+            if item is None or (type(item) is int and item == -1):  # both mean that there is none
                 continue
             if not isinstance(item, int) or isinstance(item, bool):
                 raise InvalidCheckpoint(f"{origin}: an end-of-sequence id is {shown(item)}, not an integer")
+            if not 0 <= item < 2**31:
+                raise InvalidCheckpoint(f"{origin}: an end-of-sequence id is {shown(item)}, which no token has")
             yield item
 
 

@@ -7,6 +7,7 @@ whole files mapped while one is open.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def _read_folder(folder: Path) -> dict[str, _Entry]:
     problems: list[str] = []
     entries: dict[str, _Entry] = {}
     for path in paths:
-        if not path.is_file():
+        if not isfile(path):  # False, too, of a name that no file can have
             problems.append(f"{path.name}: named by {INDEX_NAME}, but missing")
             continue
         try:
@@ -183,7 +184,7 @@ def _entry(path: Path, name: str, fields: Any, data_start: int) -> tuple[_Entry,
         dtype_name, shape, (begin, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidCheckpoint(f"{path.name}: the entry of {name} is malformed: {shown(fields)}") from error
-    if not all(isinstance(number, int) and number >= 0 for number in (*shape, begin, end)):
+    if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
         raise InvalidCheckpoint(f"{path.name}: the entry of {name} is malformed: {shown(fields)}")
     if not isinstance(dtype_name, str) or dtype_name not in _DTYPES:
         raise InvalidCheckpoint(f"{path.name}: {name} has dtype {shown(dtype_name)}; known are {', '.join(_DTYPES)}")

@@ -24,7 +24,8 @@ class TokenContext(NamedTuple):
 
     tokens: jax.Array  # [t]
     positions: jax.Array  # [t]
-    # [t], where `Model.depends_on_length`: the prompt length of the token's sequence, or position + 1 if that is more.
+    # [t], where `Model.depends_on_length`: the prompt length of the token's sequence, or position + 1 if that is more;
+    # beyond `Model.switch_length` where the sequence is.
     lengths: jax.Array | None = None
     adapters: "Adapters | None" = None
 

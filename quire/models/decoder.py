@@ -128,6 +128,11 @@ class Decoder:
     def prefix_key(self, prompt_length: int) -> int:
         return max((rope.prefix_key(prompt_length) for rope in self._ropes()), default=0)
 
+    @property
+    def switch_length(self) -> int | None:
+        lengths = [rope.switch_length for rope in self._ropes()]
+        return min((length for length in lengths if length is not None), default=None)
+
     def params(self) -> ParamTree:
         ends = params_of(
             embedding=self.embedding, norm=self.norm, position_embedding=self.position_embedding, head=self.head

@@ -42,6 +42,10 @@ class Model(Protocol):
     def prefix_key(self, prompt_length: int) -> int:
         """Prompts can share cached prefixes only where this agrees."""
 
+    @property
+    def switch_length(self) -> int | None:
+        """A sequence that grows beyond this length must be computed anew, from its first token on; None: none must."""
+
     def params(self) -> ParamTree: ...
 
     def canonical_name(self, name: str) -> str | None:

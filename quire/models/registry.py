@@ -93,3 +93,4 @@ def _refuse_options(fields: Fields) -> None:
         raise fields.unsupported("compression_config", "quantised checkpoints have a quantization_config")
     for name in ("is_encoder_decoder", "add_cross_attention", "use_bidirectional_attention"):
         fields.only(name, False)
+    fields.only("is_causal", True)

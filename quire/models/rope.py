@@ -41,6 +41,11 @@ class Rope:
         """Prompts with the same key get the same rotation at the positions that they share."""
         return 0
 
+    @property
+    def switch_length(self) -> int | None:
+        """The length beyond which all tokens of a sequence are rotated otherwise than before; None: there is none."""
+        return None
+
     def rotation(self, positions: jax.Array, lengths: jax.Array | None) -> Rotation:
         angles = positions.astype(jnp.float32)[:, None] * self._frequencies(lengths)
         return Rotation(jnp.cos(angles) * self.feature_scale, jnp.sin(angles) * self.feature_scale)
@@ -62,6 +67,10 @@ class LongRope(Rope):
 
     def prefix_key(self, prompt_length: int) -> int:
         return int(prompt_length > self.short_length)
+
+    @property
+    def switch_length(self) -> int | None:
+        return self.short_length if self.short_length < self.max_positions else None
 
     def _frequencies(self, lengths: jax.Array | None) -> jax.Array:
         assert lengths is not None

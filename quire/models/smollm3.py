@@ -18,6 +18,8 @@ def smollm3(fields: Fields) -> Decoder:
     rotates = read_rotated_layers(fields, sizes)
     window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window", False) else None
     slides = read_layer_types(fields, sizes, lambda index: not rotates[index])
+    if "layer_types" in fields and any(slides) and window is None:
+        raise fields.invalid("layer_types", "there are sliding layers, but no sliding_window or no use_sliding_window")
     rope = read_rope(fields, sizes.head_dim, default_theta=2_000_000.0)
 
     def layer(index: int, name: str) -> DecoderLayer:

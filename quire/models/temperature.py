@@ -30,6 +30,10 @@ class QueryTemperature:
     def prefix_key(self, prompt_length: int) -> int:
         return 0
 
+    @property
+    def switch_length(self) -> int | None:
+        return None
+
     def rotation(self, positions: jax.Array, lengths: jax.Array | None) -> QueryScale:
         runs = ((positions + 1) // self.run_length).astype(jnp.float32)
         return QueryScale(jnp.log1p(runs) * self.scale + 1.0)

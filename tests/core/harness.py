@@ -40,8 +40,9 @@ class Harness:
         clock: Callable[[], float] = lambda: 0.0,
         prefix_key: PrefixKey | None = None,
         guess_percent: int = 60,
+        switch_length: int | None = None,
     ) -> None:
-        self.scheduler = Scheduler(limits, clock, prefix_key)
+        self.scheduler = Scheduler(limits, clock, prefix_key, switch_length)
         self.executor = FakeExecutor(
             limits.num_pages,
             limits.page_size,

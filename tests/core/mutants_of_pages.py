@@ -57,8 +57,8 @@ PAGE_MUTANTS = (
     Mutant(
         "a full page looks like room",
         SEQUENCE,
-        "self.plain_end = end if end < self.limit else self.limit - 1",
-        "self.plain_end = end + 1 if end + 1 < self.limit else self.limit - 1",
+        "self.plain_end = min(end, self.last_end)",
+        "self.plain_end = min(end + 1, self.last_end)",
     ),
     Mutant("no headroom for those that run", RUNNING, "count = self._num_groups * len(self)", "count = 0"),
     Mutant(

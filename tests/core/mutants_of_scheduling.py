@@ -168,7 +168,19 @@ SCHEDULING_MUTANTS = (
     Mutant(
         "a burst outruns a grammar", PLANNER, "or running.prefilling or running.num_guided:", "or running.prefilling:"
     ),
-    Mutant("a burst is longer than its request", PLANNER, "min(most, sequence.limit - 1 - start)", "most"),
+    Mutant("a burst is longer than its request", PLANNER, "min(most, sequence.last_end - start)", "most"),
+    Mutant(
+        "a sequence is computed on beyond its switch",
+        SEQUENCE,
+        "return min(self.limit - 1, self.switch_end)",
+        "return self.limit - 1",
+    ),
+    Mutant(
+        "what was computed before a switch is used after it",
+        SEQUENCE,
+        "self.salt, self.switch_salt = self.switch_salt, self.salt",
+        "pass",
+    ),
     Mutant("a burst runs over its pages", PLANNER, "length = min(length, sequence.page_end - start)", "pass"),
     Mutant(
         "what lies beyond the end is shared",
@@ -229,7 +241,7 @@ SCHEDULING_MUTANTS = (
     Mutant(
         "look-ahead goes past the length",
         SEQUENCE,
-        "self.plain_end = end if end < self.limit else self.limit - 1",
+        "self.plain_end = min(end, self.last_end)",
         "self.plain_end = end",
     ),
     Mutant(

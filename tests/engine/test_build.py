@@ -28,9 +28,9 @@ from tests.patience import WAIT_S
 DTYPE = "bfloat16"
 
 
-def planned(folder: Path, platform: str, is_served: bool = True, **settings: Any) -> Deployment:
+def planned(folder: Path, platform: str, is_served: bool = True, case: str = "llama", **settings: Any) -> Deployment:
     model = folder / "config.json"
-    model.write_text(json.dumps(CASES["llama"]))
+    model.write_text(json.dumps(CASES[case]))
     cache = folder / platform
     if not cache.exists():
         cache.mkdir()
@@ -71,6 +71,24 @@ def tokens_of(built: Built) -> list[int]:
         for update in built.engine.step().updates:
             tokens += update.tokens
     return tokens
+
+
+def test_an_answer_that_grows_beyond_a_longrope_is_computed_as_a_prompt_of_its_length(tmp_path: Path) -> None:
+    built = build_engine(planned(tmp_path, "cpu", case="phi3-long", is_served=False))
+    for _ in built.warm_up():
+        pass
+    requests = [Request(1, tuple(range(3, 17)), 20, SamplingParams(temperature=0.0), seed=1, ignore_end=True)]
+    answers: dict[int, list[int]] = {1: [], 2: []}
+    for number in (1, 2):
+        built.engine.add(requests[-1])
+        while not built.engine.is_idle:
+            for update in built.engine.step().updates:
+                answers[number] += update.tokens
+        prompt = (*requests[0].prompt, *answers[1][:3])  # its last token is the first beyond the length of 16
+        requests.append(replace(requests[0], request_id=2, prompt=prompt, max_tokens=17))
+    built.executor.close()
+    assert answers[1][3:] == answers[2]
+    assert len(set(answers[2])) > 4
 
 
 @pytest.mark.parametrize("num_processes", [0, 1])

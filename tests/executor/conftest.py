@@ -90,6 +90,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {"num_hidden_layers": 2},  # windows and soft caps
     "qwen3_moe": {"num_hidden_layers": 2},
     "deepseek_v3": {"num_hidden_layers": 2},  # latent attention
+    "phi3-long": {"original_max_position_embeddings": 40},  # a sequence that grows beyond that is computed anew
     "llama-dynamic": {"max_position_embeddings": 64},  # what a position computes depends on the length of the prompt
 }
 

@@ -187,7 +187,7 @@ class Rig:
         self.executor.reset()
         allowed = self.limits(**limits)
         assert allowed.max_step_guesses <= self.shapes.step_guesses, "a step may have more guesses than it has room for"
-        scheduler = Scheduler(allowed, clock=lambda: 0.0)
+        scheduler = Scheduler(allowed, lambda: 0.0, self.model.prefix_key, self.model.switch_length)
         sizes = self.shapes.adapters
         return Engine(
             scheduler,
@@ -247,7 +247,13 @@ class Rig:
         tokens = list(tokens)
         known[: len(tokens)] = tokens
         lengths = np.maximum(num_prompt, np.arange(len(known)) + 1)
-        return np.asarray(self._reference(self._reference_weights, known, lengths))[: len(tokens)]
+        rows = np.asarray(self._reference(self._reference_weights, known, lengths))[: len(tokens)]
+        switch = self.model.switch_length
+        if switch is not None and switch < len(tokens):  # those behind it are the same wherever the prompt ended
+            lengths = np.maximum(switch + 1, lengths)
+            beyond = np.asarray(self._reference(self._reference_weights, known, lengths))[switch : len(tokens)]
+            rows = np.concatenate([rows[:switch], beyond])
+        return rows
 
     def near_ties(self, request: Request, tokens: list[int]) -> int:
         """How often a greedy answer differs from the reference, which may only be between logits that are NEAR."""

@@ -48,6 +48,7 @@ def test_a_folder_without_tokenizer_says_so(tmp_path: Path) -> None:
         ({"eos_token_id": [9, 2, 9]}, {"generation_config": {"eos_token_id": [2, 7]}}, (2, 7, 9)),
         ({"eos_token_id": None}, {"generation_config": {"eos_token_id": 4}}, (4,)),
         ({"text_config": {"eos_token_id": 3}}, {}, (3,)),
+        ({"eos_token_id": -1}, {"generation_config": {"eos_token_id": [-1, 4]}}, (4,)),
         (
             {"eos_token_id": 1},
             {"tokenizer_config": {"eos_token": "</s>", "added_tokens_decoder": {"8": {"content": "</s>"}}}},
@@ -67,6 +68,13 @@ def test_end_of_sequence_ids_are_the_union_of_all_files(
     tmp_path: Path, config: dict[str, Any], files: dict[str, Any], expected: tuple[int, ...]
 ) -> None:
     assert locate(str(write_folder(tmp_path / "m", CONFIG | config, **files))).eos_token_ids == expected
+
+
+@pytest.mark.parametrize("number", [-2, 2**31])
+def test_an_end_of_sequence_id_that_no_token_has_is_refused_with_its_folder(tmp_path: Path, number: int) -> None:
+    folder = write_folder(tmp_path / "m", CONFIG | {"eos_token_id": [2, number]})
+    with pytest.raises(InvalidCheckpoint, match=rf"m: an end-of-sequence id is {number}, which no token has"):
+        locate(str(folder))
 
 
 def test_a_gguf_file_is_found_with_what_its_metadata_says(tmp_path: Path) -> None:

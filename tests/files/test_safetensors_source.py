@@ -74,6 +74,12 @@ def test_all_missing_shards_are_named(tmp_path: Path) -> None:
         SafetensorsSource(tmp_path)
 
 
+def test_a_shard_whose_name_no_file_can_have_is_missing(tmp_path: Path) -> None:
+    write_index(tmp_path, {"a": "x" * 300})
+    with pytest.raises(InvalidCheckpoint, match=r"1 problem: x+: named by .*, but missing"):
+        SafetensorsSource(tmp_path)
+
+
 def test_a_tensor_the_index_misplaces_is_named(tmp_path: Path) -> None:
     weight_map = write_sharded(tmp_path)
     write_index(tmp_path, weight_map | {"d.weight": "model-00001-of-00002.safetensors"})
@@ -146,6 +152,7 @@ def test_a_file_cut_anywhere_is_reported_by_name(whole: Path, data: st.DataObjec
         (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}', "malformed"),
         (b'{"a": {"dtype": "F32", "shape": ["x"], "data_offsets": [0, 4]}}', "malformed"),
         (b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}', "malformed"),
+        (b'{"a": {"dtype": "F32", "shape": [true], "data_offsets": [0, 4]}}', "malformed"),
     ],
 )
 def test_a_broken_header_is_reported(tmp_path: Path, header: bytes, message: str) -> None:
