@@ -134,6 +134,9 @@ CASES: list[tuple[str, Any, list[Any], list[Any]]] = [
      [2**60, -(2**53) - 2], [2**60 + 1]),
     ("large bounds become floats within them", {"type": "integer", "minimum": 2**53 + 1, "maximum": 2**63 - 1},
      [2**53 + 2, 2**62, 2**63 - 1024], [2**53, 2**63, 2**64]),
+    ("whole numbers that are excluded, close to the other bound",
+     {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5}, [0.1, 0.499, 0.0001], [0, Text("0.0"), 0.5]),
+    ("the same below", {"type": "number", "minimum": -1.5, "exclusiveMaximum": -1}, [-1.2, -1.0001], [-1, -1.6, 0]),
     ("bounds beyond 64 bits that keep nothing out", {"type": "integer", "minimum": -(2**63), "maximum": 2**70},
      [0, -(2**62)], [2**64]),
 ]  # fmt: skip
