@@ -4,7 +4,7 @@ import re
 from itertools import combinations
 from typing import Any
 
-from quire.errors import InvalidRequest
+from quire.errors import InvalidRequest, shown
 from quire.grammar.schema_facts import COMBINING, Names, Schema, SchemaFacts, own_names
 from quire.grammar.schema_numbers import exact_numbers
 
@@ -21,7 +21,7 @@ _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _IN_LISTS = ("prefixItems", "items", *COMBINING)
 _SINGLE = ("items", "additionalItems", "additionalProperties")
 _OTHER_KINDS = frozenset(("type", "const", "enum", "$ref", "anyOf", "oneOf"))  # what may say that it is no object
-_LOOK_AROUND = re.compile(r"\(\?<?[=!]")
+_LOOK_AROUND = re.compile(r"(?<!\\)(?:\\\\)*+\(\?<?[=!]")  # of a bracket that is not escaped
 
 
 def guided_schema(schema: Any, strict: bool = True) -> Any:
@@ -72,7 +72,10 @@ class _Closing:
         done = self._schema(self._root, Names(), "")
         assert isinstance(done, dict)
         if self._definitions:
-            done["$defs"] = done.get("$defs", {}) | self._definitions
+            known = done.get("$defs", {})
+            if not isinstance(known, dict):
+                raise InvalidRequest(f"$defs is {shown(known)}; it must be an object")
+            done["$defs"] = known | self._definitions
         return done
 
     def _schema(self, schema: Any, siblings: Names, place: str) -> Any:
@@ -81,7 +84,7 @@ class _Closing:
             return schema
         facts = self._facts
         facts.count()
-        schema = self._rewritten(schema, place)
+        schema = self._rewritten(schema, siblings, place)
         done = {key: self._value(key, value, place) for key, value in schema.items() if key not in COMBINING}
         parts = self._parts(schema)
         own = own_names(schema)
@@ -122,7 +125,7 @@ class _Closing:
         name = self._variants.get((reference, around))
         if name is None:
             name = f"closed-{len(self._variants)}"
-            while name in self._root.get("$defs", ()):
+            while isinstance(known := self._root.get("$defs"), dict) and name in known:
                 name += "-"
             self._variants[reference, around] = name
             self._definitions[name] = self._schema(target, around, place)
@@ -151,10 +154,10 @@ class _Closing:
 
     # Keywords that the library lacks
 
-    def _rewritten(self, schema: Schema, place: str) -> Schema:
+    def _rewritten(self, schema: Schema, siblings: Names, place: str) -> Schema:
         done = dict(schema)
-        if done.get("format") not in FORMATS:
-            done.pop("format", None)
+        if isinstance(done.get("format"), str) and done["format"] not in FORMATS:
+            del done["format"]
         if not self._strict and _LOOK_AROUND.search(str(done.get("pattern", ""))):
             del done["pattern"]
         if "uniqueItems" in done:
@@ -164,21 +167,22 @@ class _Closing:
         if "unevaluatedProperties" in done:
             done = self._without_unevaluated(done, place)
         if isinstance(done.get("discriminator"), dict) and isinstance(done["discriminator"].get("propertyName"), str):
-            done["required"] = [*done.get("required", []), done["discriminator"]["propertyName"]]
+            done["required"] = [*_list_at(done, "required", place), done["discriminator"]["propertyName"]]
         if isinstance(done.get("anyOf"), list):
             done["anyOf"] = _without_look_around(done["anyOf"])
         if isinstance(done.get("oneOf"), list):
-            self._refuse_overlaps(done["oneOf"], place)
             one_of = done.pop("oneOf")
+            around = self._facts.union([own_names(done), siblings, *self._parts(done).values()])
+            self._refuse_overlaps(one_of, around, place)
             if "anyOf" in done:
-                done["allOf"] = [*done.get("allOf", []), {"anyOf": one_of}]
+                done["allOf"] = [*_list_at(done, "allOf", place), {"anyOf": one_of}]
             else:
                 done["anyOf"] = one_of
         return exact_numbers(done, place, self._strict)  # last, as sets are written out by then
 
-    def _refuse_overlaps(self, parts: list[Any], place: str) -> None:
+    def _refuse_overlaps(self, parts: list[Any], around: Names, place: str) -> None:
         for (index, one), (other_index, other) in combinations(enumerate(parts), 2):
-            if self._strict and not self._facts.are_exclusive(one, other):
+            if self._strict and not self._facts.are_exclusive(one, other, around):
                 raise InvalidRequest(
                     f"{place}oneOf[{index}] and [{other_index}] may both fit an answer, and oneOf allows one; "
                     "give them different types, or a required property with different constants, or write anyOf"
@@ -186,23 +190,30 @@ class _Closing:
 
     def _without_unique_items(self, schema: Schema, place: str) -> Schema:
         unique = schema.pop("uniqueItems")
-        most = schema.get("maxItems")
-        if unique is False or (isinstance(most, int) and most <= 1) or schema.get("type", "array") != "array":
+        most, kinds = schema.get("maxItems"), schema.get("type", [])
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        if unique is False or (isinstance(most, int) and most <= 1) or (kinds and "array" not in kinds):
             return schema
         values = None if "prefixItems" in schema else self._facts.values(schema.get("items"))
-        if unique is not True or schema.get("type") != "array" or values is None or not _are_few(values):
+        can_list = kinds in (["array"], ["array", "null"], ["null", "array"])
+        if unique is not True or not can_list or values is None or not _are_few(values):
             if not self._strict:
                 return schema
             raise InvalidRequest(
-                f"{place}uniqueItems is {str(unique)[:40]}; it can be kept only where type is array and items has an "
-                f"enum of at most {MAX_UNIQUE} values, of {MAX_UNIQUE_CHARACTERS} characters in all"
+                f"{place}uniqueItems is {str(unique)[:40]}; it can be kept only where type is array, or array "
+                f"and null, and items has an enum of at most {MAX_UNIQUE} values, of {MAX_UNIQUE_CHARACTERS} "
+                "characters in all"
             )
         least, most = schema.pop("minItems", 0), schema.pop("maxItems", len(values))
         if not (isinstance(least, int) and isinstance(most, int)):
             raise InvalidRequest(f"{place}minItems and maxItems must be integers")
         sizes = range(max(least, 0), min(most, len(values)) + 1)
-        sets = [list(chosen) for size in sizes for chosen in combinations(values, size)]
-        return {key: value for key, value in schema.items() if key != "items"} | {"enum": sets}
+        sets: list[Any] = [list(chosen) for size in sizes for chosen in combinations(values, size)]
+        sets += [None] * ("null" in kinds)
+        rest = {key: value for key, value in schema.items() if key != "items"}
+        if "enum" in rest:
+            return rest | {"allOf": [*_list_at(rest, "allOf", place), {"enum": sets}]}
+        return rest | {"enum": sets}
 
     def _without_property_names(self, schema: Schema) -> Schema:
         """Names that are listed become properties, a pattern becomes one of `patternProperties`."""
@@ -215,8 +226,8 @@ class _Closing:
         if listed is not None:
             keys = [name for name in listed if isinstance(name, str)]
             return rest | {"properties": dict.fromkeys(keys, others), "additionalProperties": False}
-        said = names.keys() - {"type", "title", "description"}
-        if said == {"pattern"}:
+        said = names.keys() - {"title", "description"} - ({"type"} if names.get("type") == "string" else set())
+        if said == {"pattern"} and isinstance(names["pattern"], str):
             return rest | {"patternProperties": {names["pattern"]: others}, "additionalProperties": False}
         return schema if said else rest | {"additionalProperties": others}
 
@@ -245,6 +256,13 @@ class _Closing:
         if "$ref" in schema:
             parts.append(self._facts.target(schema))
         return any(self._names_choices(part, depth + 1) for part in parts)
+
+
+def _list_at(schema: Schema, key: str, place: str) -> list[Any]:
+    found = schema.get(key, [])
+    if not isinstance(found, list):
+        raise InvalidRequest(f"{place}{key} is {shown(found)}; it must be a list")
+    return found
 
 
 def _are_few(values: list[Any]) -> bool:

@@ -53,7 +53,8 @@ def embedded(rule: str, grammar: Grammar) -> str:
 
 def _regex_term(pattern: str) -> str:
     """A regular expression as a Lark terminal. Slashes and line ends are escaped."""
-    return "/" + re.sub(r"\\.|[/\n]", lambda at: {"/": r"\/", "\n": r"\n"}.get(at[0], at[0]), pattern) + "/"
+    written = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
+    return "/" + re.sub(r"\\[\s\S]|[/\n]", lambda at: written.get(at[0], at[0]), pattern) + "/"
 
 
 def _of_document(name: str, document: Any) -> Grammar:

@@ -152,7 +152,12 @@ def compile_grammar(grammar: Grammar, tokens: llguidance.LLTokenizer) -> llguida
 
 def tokens_of(tokenizer: Tokenizer, end_ids: Iterable[int]) -> llguidance.LLTokenizer:
     """A model's vocabulary as the library wants it."""
-    return llguidance.LLTokenizer(tokenizer.to_json(), n_vocab=tokenizer.vocab_size, eos_token=list(end_ids))
+    text, rule = tokenizer.to_json(), tokenizer.text_rule
+    if not (rule.byte_level or rule.byte_fallback):  # the library knows the decoders of these alone
+        replaced = [{"type": "Replace", "pattern": {"String": old}, "content": new} for old, new in rule.replacements]
+        steps = [*replaced, {"type": "ByteFallback"}, {"type": "Fuse"}]
+        text = json.dumps(json.loads(text) | {"decoder": {"type": "Sequence", "decoders": steps}})
+    return llguidance.LLTokenizer(text, n_vocab=tokenizer.vocab_size, eos_token=list(end_ids))
 
 
 def _source(grammar: Grammar) -> str:

@@ -35,6 +35,7 @@ class SchemaFacts:
         self._root = root
         self._work = 0
         self._names: dict[int, Names] = {}  # by identity; the document holds them all
+        self._listed: dict[int, tuple[Schema, dict[str, Any] | None]] = {}  # the same, with the schemas
 
     def count(self, work: int = 10) -> None:
         """Count work; raise when it is too much."""
@@ -60,7 +61,7 @@ class SchemaFacts:
             if not isinstance(schema, dict) or "$ref" not in schema or any(key in schema for key in COMBINING):
                 return schema
             target = self.target(schema)
-            if target is None or any(key in schema for key in ("properties", "type", "enum", "const")):
+            if target is None or schema.keys() & (_NARROWING - {"$ref"} | {"type", "enum", "const"}):
                 return schema
             schema = target
         return schema
@@ -89,26 +90,42 @@ class SchemaFacts:
         return Names(is_open=True) if target is None else self.names(target, depth)
 
     def values(self, schema: Any) -> list[Any] | None:
-        """All values that `schema` allows, in its order; None if it does not list them."""
-        schema = self.resolved(schema)
+        """All values that `schema` allows, each once, in its order; None if it does not list them."""
+        listed = self._values_by_key(self.resolved(schema))
+        return None if listed is None else list(listed.values())
+
+    def _values_by_key(self, schema: Any) -> dict[str, Any] | None:
+        """The values that `schema` lists, by keys that are equal where they are."""
         if not isinstance(schema, dict):
             return None
-        if "const" in schema:
-            listed: Any = [schema["const"]]
-        elif "enum" in schema:
-            listed = schema["enum"]
-        else:
-            by_type: dict[str, list[Any]] = {"boolean": [False, True], "null": [None]}
-            return by_type.get(str(schema.get("type")))
-        if not isinstance(listed, list) or schema.keys() & _NARROWING:
+        if id(schema) not in self._listed:
+            self._listed[id(schema)] = schema, self._listed_in(schema)
+        found = self._listed[id(schema)][1]
+        self.count(len(found or ()))
+        return found
+
+    def _listed_in(self, schema: Schema) -> dict[str, Any] | None:
+        if schema.keys() & _NARROWING:
             return None
         kinds = schema.get("type")
+        by_type: dict[str, list[Any]] = {"boolean": [False, True], "null": [None]}
+        listed = schema.get("enum", [schema["const"]] if "const" in schema else by_type.get(str(kinds)))
         kinds = [kinds] if isinstance(kinds, str) else kinds
-        self.count(len(listed))
-        return [value for value in listed if kinds is None or any(_has_type(value, kind) for kind in kinds)]
+        if not isinstance(listed, list) or not isinstance(kinds, list | None):
+            return None
+        only = _key(schema["const"]) if "const" in schema else None
+        found: dict[str, Any] = {}
+        for value in listed:
+            key = _key(value)
+            if only in (None, key) and (kinds is None or any(_has_type(value, kind) for kind in kinds)):
+                found.setdefault(key, value)
+        return found
 
-    def are_exclusive(self, one: Any, other: Any) -> bool:
-        """True if no answer to one of two schemas, once they are closed, is one to the other as well."""
+    def are_exclusive(self, one: Any, other: Any, around: Names) -> bool:
+        """True if no answer to one of two schemas, once they are closed, is one to the other as well.
+
+        `around` has the keys of the schemas that they are combined with, which both let pass.
+        """
         self.count()
         one, other = self.resolved(one), self.resolved(other)
         if not (isinstance(one, dict) and isinstance(other, dict)):
@@ -127,15 +144,18 @@ class SchemaFacts:
         # A closed object lacks what the other needs.
         closed = "additionalProperties" not in one and "additionalProperties" not in other
         closed = closed and "patternProperties" not in one and "patternProperties" not in other
-        lacks = needs_right.keys() - left.keys() and needs_left.keys() - right.keys()
+        closed = closed and not around.patterns and not around.is_open
+        self.count(len(around.keys))
+        passes = set(around.keys)
+        lacks = needs_right.keys() - left.keys() - passes and needs_left.keys() - right.keys() - passes
         return closed and bool(left and right and lacks)
 
     def _differ(self, one: Any, other: Any) -> bool:
         """True if two schemas differ in their types or in their values."""
         self.count()
-        left, right = self.values(one), self.values(other)
+        left, right = self._values_by_key(one), self._values_by_key(other)
         if left is not None and right is not None:
-            return not {_key(value) for value in left} & {_key(value) for value in right}
+            return left.keys().isdisjoint(right)
         if not (isinstance(one, dict) and isinstance(other, dict)):
             return False
         kinds, others = _types(one, left), _types(other, right)
@@ -143,7 +163,14 @@ class SchemaFacts:
 
 
 COMBINING = ("allOf", "anyOf", "oneOf")
-_NARROWING = {"pattern", "format", "minLength", "maxLength", "minimum", "maximum", "multipleOf", *COMBINING, "not"}
+# Keywords by which a schema allows less than the type, the values or the reference that it has.
+_NARROWING = frozenset(
+    ("pattern", "format", "minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
+     "multipleOf", "items", "prefixItems", "additionalItems", "unevaluatedItems", "contains", "minItems", "maxItems",
+     "uniqueItems", "properties", "patternProperties", "additionalProperties", "unevaluatedProperties", "propertyNames",
+     "required", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies", "if",
+     "then", "else", "not", "$ref", *COMBINING)
+)  # fmt: skip
 
 
 def own_names(schema: Schema) -> Names:
@@ -181,10 +208,10 @@ def _once(keys: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(keys))
 
 
-def _types(schema: Schema, values: list[Any] | None) -> set[str] | None:
+def _types(schema: Schema, values: dict[str, Any] | None) -> set[str] | None:
     """The types of the allowed values; None for any. An integer is a number."""
     if values is not None:
-        return {_type_of(value) for value in values}
+        return {_type_of(value) for value in values.values()}
     kinds = schema.get("type")
     if isinstance(kinds, str):
         kinds = [kinds]
@@ -206,6 +233,13 @@ def _has_type(value: Any, kind: Any) -> bool:
 
 def _key(value: Any) -> str:
     """Equal for values that are equal in JSON, where 1 and 1.0 are one number."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return json.dumps(value, sort_keys=True)
+    return json.dumps(_whole(value), sort_keys=True)
+
+
+def _whole(value: Any) -> Any:
+    """`value` with integers for the floats in it that are whole."""
+    if isinstance(value, dict):
+        return {key: _whole(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,6 +1,6 @@
-"""Whole numbers of a schema that the library for grammars would change: it has all numbers as floats of 64 bits."""
+"""Numbers of a schema that the library for grammars would change: it has all of them as floats of 64 bits."""
 
-from math import inf, nextafter
+from math import copysign, floor, inf, log10, nextafter
 from typing import Any, TypeGuard
 
 from quire.errors import InvalidRequest
@@ -13,8 +13,10 @@ _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"
 def exact_numbers(schema: Schema, place: str, strict: bool) -> Schema:
     """`schema` with numbers that are kept as they are.
 
-    A bound becomes the nearest float within it, so that no answer breaks it. Raises InvalidRequest where a value of
-    `const` or `enum` has no float, or a bound none within 64 bits; if it need not be `strict`, those are left out.
+    A bound becomes the nearest float within it, so that no answer breaks it. One that is excluded and whole is moved
+    by a millionth of the range where the other bound is less than 1 away: the library would allow it. Raises
+    InvalidRequest where a value of `const` or `enum` has no float, or a bound none within 64 bits; if it need not be
+    `strict`, those are left out.
     """
     done = dict(schema)
     for key in (*_LOWER, *_UPPER):
@@ -25,6 +27,10 @@ def exact_numbers(schema: Schema, place: str, strict: bool) -> Schema:
                 done[key] = within
             else:
                 _leave_out(done, key, bound, place, strict)
+    for key, others in (("exclusiveMinimum", _UPPER), ("exclusiveMaximum", _LOWER)):
+        for other in others:
+            if _is_number(done.get(key)) and _is_number(done.get(other)):
+                done[key] = _off_whole(done[key], done[other])
     for key in ("const", "enum"):
         changed = _changed_in(done.get(key))
         if changed is not None:
@@ -58,6 +64,19 @@ def _within(bound: int, is_lower: bool) -> int | None:
     elif not is_lower and near > bound:
         near = nextafter(near, -inf)
     return int(near)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _off_whole(bound: float, other: float) -> float:
+    """A whole `bound` that is less than 1 away from `other`, moved a little towards it."""
+    size = abs(other - bound)
+    if not 0 < size < 1 or bound != floor(bound):
+        return bound
+    moved = bound + copysign(10.0 ** (floor(log10(size)) - 6), other - bound)
+    return moved if moved != bound else nextafter(bound, other)
 
 
 def _changed_in(value: Any) -> int | None:

@@ -100,6 +100,19 @@ def test_effort_turns_the_templates_switches(make_server: Callable[..., RunningS
     assert kept.endswith("assistant: False high")
 
 
+@pytest.mark.parametrize("messages", [ASK, OPEN])
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [("[a&&b]", "no answer fits it"), ("(a|b){12000}", "is a regular expression of 24000 characters")],
+)
+def test_what_follows_the_thinking_is_checked_as_without_thinking(thinker, messages, pattern, why):
+    asked = {"messages": messages, "response_format": {"type": "regex", "value": pattern}, "max_tokens": 1}
+    refused = web.post(f"{thinker.url}/v1/chat/completions", json=asked)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "response_format"
+    assert why in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [

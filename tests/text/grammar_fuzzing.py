@@ -19,7 +19,7 @@ PATTERNS = st.lists(st.sampled_from(REGEX_PIECES), max_size=12).map("".join)
 NUMBERS = st.sampled_from([0, 1, -1, 2, 3.5, 1e300, -1e300, 1e-300, 2**63, 10**100, 10**4000, 999983])
 REFERENCES = st.sampled_from(["#", "#/$defs/a", "#/$defs/missing", "http://127.0.0.1/x", "file:///etc/passwd", "#/%"])
 TYPES = st.sampled_from(["object", "array", "string", "integer", "number", "boolean", "null", "nothing"])
-ANYTHING = st.none() | st.booleans() | NUMBERS | st.sampled_from(NAMES)
+ANYTHING = st.none() | st.booleans() | NUMBERS | st.sampled_from(NAMES) | st.sampled_from([[], {}, {"a": [1]}])
 
 
 @st.composite
@@ -44,6 +44,7 @@ def keywords(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]
         "oneOf": st.lists(inner, max_size=3), "allOf": st.lists(inner, max_size=3), "not": inner,
         "enum": st.lists(ANYTHING, max_size=4), "const": ANYTHING, "pattern": PATTERNS, "$ref": REFERENCES,
         "format": st.sampled_from(["date", "email", "uuid", "nothing"]), "uniqueItems": st.booleans(),
+        "propertyNames": inner, "unevaluatedProperties": inner, "discriminator": st.just({"propertyName": "a"}),
     }  # fmt: skip
     bounds = ["minimum", "maximum", "exclusiveMinimum", "multipleOf", "minLength", "maxLength", "minItems", "maxItems"]
     values |= dict.fromkeys([*bounds, "minProperties", "maxProperties"], NUMBERS)

@@ -137,6 +137,7 @@ def test_schemas_within_rules_are_closed() -> None:
     [
         (json_schema({"type": "object", "properties": {"a": {"const": 1}}}), '{"a": 1}', '{"b": 1}'),
         (regex(r"a/[b\/\n]+\d"), "a/b/\n7", "a/b"),
+        (regex("a\\\nb"), "a\nb", "a\\nb"),
         (client_grammar("it", 'root ::= "a" b\nb ::= "b"'), "ab", "b"),
         (choice(["a.b", "a", "/"]), "a.b", "axb"),
     ],

@@ -1,5 +1,6 @@
 """JSON schemas as answers follow them: closed unless they say otherwise, and nothing that they say is lost."""
 
+import contextlib
 import enum
 import json
 import random
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Literal
 import jsonschema_rs
 import llguidance
 import pytest
+from hypothesis import given
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from quire.errors import InvalidRequest
@@ -19,6 +21,7 @@ from quire.grammar.limits import refuse_what_explodes
 from quire.grammar.matcher import compile_grammar, fault_in
 from quire.request import GrammarKind, json_schema
 from quire.text.tools import HERMES, Tool
+from tests.text.grammar_fuzzing import objects
 
 BYTES = llguidance.LLTokenizer("byte")
 A = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -100,6 +103,17 @@ CASES: list[tuple[str, Any, list[Any], list[Any]]] = [
      {"type": "array", "uniqueItems": True, "maxItems": 1, "items": {"type": "integer"}}, [[], [1]], [[1, 2]]),
     ("uniqueItems that is false",
      {"type": "array", "uniqueItems": False, "items": {"type": "integer"}}, [[1, 1]], [["x"]]),
+    ("sets have each value once, and may be null",
+     {"type": ["array", "null"], "uniqueItems": True, "items": {"enum": ["x", "y", "x", 1, 1.0]}},
+     [None, [], ["x", "y", 1]], [["x", "x"], [1, 1], ["y", "y"]]),
+    ("sets among given ones",
+     {"type": "array", "uniqueItems": True, "items": {"enum": [1, 2]}, "enum": [[1, 2], [1, 1], 3]},
+     [[1, 2]], [[], [1], [1, 1], 3]),
+    ("sets of what both a constant and a list allow",
+     {"type": "array", "uniqueItems": True, "items": {"const": 1, "enum": [2, 1]}}, [[], [1]], [[2], [1, 1]]),
+    ("oneOf beside other keys",
+     {"type": "object", "properties": {"c": {"type": "integer"}}, "oneOf": [A, B]},
+     [{"c": 1, "a": 1}, {"b": 1}], [{"a": 1, "b": 1}, {"c": 1}]),
     ("names that are listed",
      {"type": "object", "propertyNames": {"enum": ["x", "y"]}, "additionalProperties": {"type": "integer"}},
      [{}, {"x": 1, "y": 2}], [{"z": 1}, {"x": "s"}]),
@@ -110,6 +124,8 @@ CASES: list[tuple[str, Any, list[Any], list[Any]]] = [
     ("known formats are kept", {"type": "string", "format": "date"}, ["2024-05-06"], ["May 6th"]),
     ("a choice goes on without a pattern that looks ahead",
      {"anyOf": [{"type": "number"}, {"type": "string", "pattern": "^(?!x)[0-9]+$"}]}, [1.5], ["x"]),
+    ("a choice has a pattern with brackets that are escaped",
+     {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^\(?=1\\?$"}]}, [1.5, "(=1", "=1"], ["x", "1"]),
     ("blanks are few", A,
      [Text('{\n  "a": 1\n}'), Text('{"a":1}')], [Text('{ \n "a": 1}'), Text('{"a":' + " " * 17 + "1}")]),
     ("properties at the top are an object's", {"properties": A["properties"], "required": ["a"]},
@@ -118,6 +134,9 @@ CASES: list[tuple[str, Any, list[Any], list[Any]]] = [
      [2**60, -(2**53) - 2], [2**60 + 1]),
     ("large bounds become floats within them", {"type": "integer", "minimum": 2**53 + 1, "maximum": 2**63 - 1},
      [2**53 + 2, 2**62, 2**63 - 1024], [2**53, 2**63, 2**64]),
+    ("whole numbers that are excluded, close to the other bound",
+     {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5}, [0.1, 0.499, 0.0001], [0, Text("0.0"), 0.5]),
+    ("the same below", {"type": "number", "minimum": -1.5, "exclusiveMaximum": -1}, [-1.2, -1.0001], [-1, -1.6, 0]),
     ("bounds beyond 64 bits that keep nothing out", {"type": "integer", "minimum": -(2**63), "maximum": 2**70},
      [0, -(2**62)], [2**64]),
 ]  # fmt: skip
@@ -146,6 +165,19 @@ REFUSED = [
      r"properties\.t\.uniqueItems is True"),
     ({"type": "array", "uniqueItems": True, "items": {"enum": list(range(9))}}, "uniqueItems"),
     ({"uniqueItems": True, "items": {"enum": [1]}}, "uniqueItems"),
+    ({"type": ["array", "null"], "uniqueItems": True, "items": {"type": "string"}}, "uniqueItems"),
+    ({"type": ["array", "string"], "uniqueItems": True, "items": {"enum": [1]}}, "uniqueItems"),
+    ({"type": "array", "uniqueItems": True, "items": {"enum": [1, 2], "exclusiveMinimum": 1}}, "uniqueItems"),
+    ({"type": "array", "uniqueItems": True, "items": {"enum": [[1], [2]], "contains": {"const": 1}}}, "uniqueItems"),
+    ({"type": "array", "uniqueItems": True, "items": {"$ref": "#/$defs/n", "minimum": 2},
+      "$defs": {"n": {"enum": [1]}}},
+     "uniqueItems"),
+    ({"oneOf": [{"const": [1]}, {"const": [1.0]}]}, "oneOf"),
+    ({"type": "object", "properties": A["properties"] | B["properties"], "oneOf": [A, B]}, "oneOf"),
+    ({"allOf": [{"required": ["a", "b"]}, {"oneOf": [A, B]}]}, "oneOf"),
+    ({"oneOf": [{"$ref": "#/$defs/a", "additionalProperties": True},
+                {"$ref": "#/$defs/b", "additionalProperties": True}],
+      "$defs": {"a": A, "b": B}}, "oneOf"),
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, r"oneOf\[0\] and \[1\] may both fit"),
     ({"oneOf": [A, A | {"required": []}]}, "oneOf"),
     ({"oneOf": [A | {"additionalProperties": True}, B]}, "oneOf"),
@@ -153,6 +185,7 @@ REFUSED = [
     ({"allOf": [{"anyOf": [A, B]}], "unevaluatedProperties": False}, "unevaluatedProperties"),
     ({"type": "object", "unevaluatedProperties": {"type": "string"}}, "unevaluatedProperties"),
     ({"type": "object", "propertyNames": {"minLength": 3}}, "propertyNames"),
+    ({"type": "object", "propertyNames": {"type": "integer"}}, "propertyNames"),
     ({"type": "object", "not": {"required": ["x"]}}, "not"),
     ({"type": "object", "if": {}, "then": {}}, "if"),
     ({"type": "object", "dependentRequired": {"a": ["b"]}}, "dependentRequired"),
@@ -172,6 +205,31 @@ REFUSED = [
 def test_what_would_be_lost_is_refused_by_its_name(schema: Any, why: str) -> None:
     with pytest.raises(InvalidRequest, match=why):
         raise InvalidRequest(fault_in(compile_grammar(json_schema(schema), BYTES)) or "nothing is wrong")
+
+
+WRONG: list[Any] = [
+    {"format": []},
+    {"type": "object", "required": 5, "discriminator": {"propertyName": "a"}},
+    {"type": "object", "propertyNames": {"pattern": {}}},
+    {"$defs": 5, "properties": {"a": {}}, "allOf": [{"$ref": "#/properties/a"}]},
+    {"allOf": 5, "oneOf": [{"type": "string"}], "anyOf": [{}]},
+    {"type": "array", "uniqueItems": True, "items": {"enum": [1, 2], "type": 5}},
+]
+
+
+@pytest.mark.parametrize("schema", WRONG)
+def test_values_that_no_keyword_has_are_refused(schema: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        raise InvalidRequest(fault_in(compile_grammar(json_schema(schema), BYTES)) or "nothing is wrong")
+    with contextlib.suppress(InvalidRequest):
+        guided_schema(schema, strict=False)
+
+
+@given(objects)
+def test_every_schema_is_rewritten_or_refused(schema: dict[str, Any]) -> None:
+    for strict in (True, False):
+        with contextlib.suppress(InvalidRequest):
+            guided_schema(schema, strict)
 
 
 def test_schemas_that_refer_to_each_other_forever_take_a_bounded_time() -> None:

@@ -72,6 +72,8 @@ def test_whatever_is_chosen_among_what_is_allowed_matches(pattern):
         (vocabularies.byte_level_original("llama-bpe"), "<|im_end|>"),
         (vocabularies.byte_fallback_tokenizer(), "</s>"),
         (vocabularies.byte_fallback_tokenizer(prefixed=False), "</s>"),
+        (vocabularies.metaspace_tokenizer(), "</s>"),
+        (vocabularies.metaspace_tokenizer(prefixed=False), "</s>"),
     ],
 )
 def test_json_follows_its_schema_in_every_kind_of_vocabulary(backend, end):

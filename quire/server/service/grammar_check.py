@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 
-from quire.errors import DeadlineExceeded, InvalidRequest, invalid, time_limit
+from quire.errors import DeadlineExceeded, invalid, time_limit
 from quire.grammar.checking import GrammarChecking
 from quire.grammar.limits import refuse_what_explodes
 from quire.request import Grammar
@@ -35,12 +35,10 @@ class GrammarCheck:
                 ) from error
 
     async def _check(self, named: NamedGrammar) -> None:
-        try:
-            await self.refuse_what_cannot_be_followed(named.field, named.grammar)
-        except InvalidRequest:
-            if named.part is not None:
-                await self._check(named.part)
-            raise
+        # What stands behind the thinking is not reached by the check of the whole, nor by its limits.
+        if named.part is not None:
+            await self._check(named.part)
+        await self.refuse_what_cannot_be_followed(named.field, named.grammar)
 
     async def refuse_what_cannot_be_followed(self, name: str, grammar: Grammar) -> None:
         """Raise when `grammar`, the field `name`, is wrong or would cost too much."""
