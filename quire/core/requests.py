@@ -74,7 +74,8 @@ class Requests:
                 self._queue.arrive(sequence, self._num_uncached(sequence, sequences[0]))
 
     def _note_switch(self, sequence: Sequence) -> None:
-        """Where it grows beyond the length at which models switch, it is computed anew; it may be there already."""
+        """Note the position from which the sequence is computed anew, if it can outgrow the switch length of the model.
+        One that another engine began may be beyond it already."""
         length = self._switch_length
         if length is None or not sequence.num_prompt <= length < sequence.limit - 1:
             return

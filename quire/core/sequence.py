@@ -145,9 +145,9 @@ class Sequence:
         self.num_prompt = len(request.prompt)
         self.due = 0  # its place among the prompts that wait; the queue says what that is
         self.limit = self.num_prompt + request.max_tokens  # as many tokens as it may ever have
-        # Where it is computed anew from a position on: that while it is ahead, and the salt of then; later that before.
+        # `switch_end` is its length when it is computed anew, or `limit`; `switch_salt` is the salt that is not in use.
         self.switch_end, self.switch_salt = self.limit, salt
-        self.min_length = 0  # of those that are computed as it is, once it is beyond
+        self.min_length = 0  # its tokens are computed as those of a sequence that has at least so many
         self.forced: list[int] = []  # tokens, known or next, that its grammar left no choice about
         self.forced_end = 0  # the position after them
         self.state = State.WAITING

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.engine.driver import Driver
 from quire.server.settings import ServerSettings
 from tests import web
 from tests.patience import WAIT_S
@@ -229,12 +230,8 @@ def test_loading_needs_the_key(root: Path) -> None:
     server.stop()
 
 
-def test_the_next_engine_has_the_adapters_that_were_loaded(
-    server: RunningServer, client: httpx.Client, root: Path
-) -> None:
-    """It begins with those of its settings, of which one was unloaded."""
-    assert load(client, "c", "third").status_code == 200
-    assert unload(client, "b").status_code == 200
+def followed(server: RunningServer, root: Path) -> Driver:
+    """The driver of the engine that takes over, with the adapters of the settings."""
     following = new_driver(adapters={"a": root / "first", "b": root / "second"}, adapter_folder=root, max_loras=1)
     following.start()
 
@@ -243,6 +240,16 @@ def test_the_next_engine_has_the_adapters_that_were_loaded(
         server.service.connect(following.open(server.service.deliver, 7))
 
     server.loop.call_soon_threadsafe(change)
+    return following
+
+
+def test_the_next_engine_has_the_adapters_that_were_loaded(
+    server: RunningServer, client: httpx.Client, root: Path
+) -> None:
+    """It begins with those of its settings, of which one was unloaded."""
+    assert load(client, "c", "third").status_code == 200
+    assert unload(client, "b").status_code == 200
+    following = followed(server, root)
     server.wait_until(lambda: following._engine.adapters.folders.keys() == {"a", "c"})
     assert text_of(complete(client, "c")) == server.expected_text(PROMPT, 5, 3)
     assert complete(client, "b").status_code == 404
@@ -257,14 +264,7 @@ def test_an_adapter_that_the_next_engine_cannot_read_is_gone_and_can_be_loaded_a
     assert load(client, "c", "third").status_code == 200
     assert load(client, "a", "third", load_inplace=True).status_code == 200
     (root / "third").rename(root / "moved")
-    following = new_driver(adapters={"a": root / "first", "b": root / "second"}, adapter_folder=root, max_loras=1)
-    following.start()
-
-    def change() -> None:
-        server.service.engine_lost("the engine has ended")
-        server.service.connect(following.open(server.service.deliver, 7))
-
-    server.loop.call_soon_threadsafe(change)
+    following = followed(server, root)
     server.wait_until(lambda: server.model.adapters.keys() == {"b"})
     assert complete(client, "a").status_code == complete(client, "c").status_code == 404
     assert unload(client, "c").status_code == 404

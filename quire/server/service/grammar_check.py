@@ -35,7 +35,7 @@ class GrammarCheck:
                 ) from error
 
     async def _check(self, named: NamedGrammar) -> None:
-        # What stands behind the thinking is not reached by the check of the whole, nor by its limits.
+        # The check of the whole ends within the thinking, so the part that follows the thinking is checked by itself.
         if named.part is not None:
             await self._check(named.part)
         await self.refuse_what_cannot_be_followed(named.field, named.grammar)
