@@ -17,6 +17,7 @@ from quire.models.params import Array, Param, Tensor
 from quire.ops.adapters import AdaptedWeight, JoinedStack
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.coded import Coded, Parts
+from quire.ops.four_bits import FourBits
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import QuantizedWeight, product, rows_of, shape_of
 from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
@@ -42,11 +43,32 @@ def project_sums(equation: str, x: Rows, weight: Weight, bias: jax.Array | None,
     dtype = code_dtype(weight, len(x), rounding)
     if dtype is not None and not (isinstance(x, RoundedRows) and x.codes.dtype == dtype):
         x = rounding.rows(values(x).reshape(len(x), -1), dtype)
-    if dtype is None or not isinstance(weight, Coded):
+    if dtype is None:
+        few = _product_of_few(equation, x, weight, bias, rounding)
+        return project(equation, x, weight, bias) if few is None else few
+    if not isinstance(weight, Coded):
         return project(equation, x, weight, bias)
     of_sums = x.dtype if bias is None else jnp.float32  # a bias is added before they are rounded
     sums = weight.sums(x, of_sums, rounding.product).reshape(*weight.shape[: _num_output_axes(equation)])
     return sums if bias is None else (sums.numbers() + bias.astype(jnp.float32)).astype(x.dtype)
+
+
+def _product_of_few(
+    equation: str, x: Rows, weight: Weight, bias: jax.Array | None, rounding: RoundingOps
+) -> jax.Array | None:
+    """Like `project`, by the kernel for few rows, where there is one for them and for the weight."""
+    base = weight.weight if isinstance(weight, AdaptedWeight) else weight
+    if rounding.few_rows is None or not isinstance(base, Coded | FourBits):
+        return None
+    is_all = bias is None and base is weight
+    rows = values(x).reshape(len(x), -1)
+    out = rounding.few_rows(rows, base, x.dtype if is_all else jnp.float32)
+    if out is None:
+        return None
+    if isinstance(weight, AdaptedWeight):
+        out = weight.add_to(out, rows)
+    out = out.reshape(len(x), *base.shape[: _num_output_axes(equation)])
+    return (out if bias is None else out + bias.astype(jnp.float32)).astype(x.dtype)
 
 
 def _num_output_axes(equation: str) -> int:

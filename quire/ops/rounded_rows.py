@@ -7,7 +7,7 @@ own, and those together take a third of the time of the products.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -149,9 +149,15 @@ class CodeProduct(NamedTuple):
     multiply: Callable[[jax.Array, jax.Array, Any], jax.Array]  # (rows, matrix [outputs, inputs], type of the sums)
 
 
+class FewRowProduct(Protocol):
+    def __call__(self, x: jax.Array, weight: Any, dtype: Any, /) -> jax.Array | None:
+        """`dtype` [t, outputs] of rows x [t, inputs] as they are, with a weight whose codes are widened in the kernel;
+        None where it is not for them."""
+
+
 class RoundingOps(NamedTuple):
     """The operations of a platform that make rounded rows. The last argument is the type of codes. `product` is for
-    codes of e4m3."""
+    codes of e4m3, and `few_rows` for rows that are not rounded, on one device."""
 
     rows: Callable[[jax.Array, Any], RoundedRows] = round_rows
     # (x, addend, weight, eps, offset, code_dtype)
@@ -160,6 +166,7 @@ class RoundingOps(NamedTuple):
     )
     gate: Callable[[Activation, Sums, Any], RoundedRows] = gate
     product: CodeProduct | None = None
+    few_rows: FewRowProduct | None = None
 
 
 PLAIN = RoundingOps()

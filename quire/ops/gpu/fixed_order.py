@@ -63,5 +63,6 @@ def with_fixed_order(kernels: Kernels) -> Kernels:
         max_fresh_sequences=0,
         norms=norms,
         decode_norms=norms,
-        rounding=kernels.rounding._replace(product=None),  # more rows have XLA's products, whose order is another
+        # More rows have XLA's products, whose order is another.
+        rounding=kernels.rounding._replace(product=None, few_rows=None),
     )

@@ -16,6 +16,7 @@ from quire.ops.coded import Coded
 from quire.ops.expert_choice import Shares
 from quire.ops.expert_choice import choose as plainly_chosen
 from quire.ops.expert_product import Gate, kernels_of
+from quire.ops.four_bits import FourBits
 from quire.ops.gpu import add_norm as sum_and_norm
 from quire.ops.gpu import expert_choice, rounded_rows
 from quire.ops.gpu.adapter_product import add_products
@@ -24,6 +25,7 @@ from quire.ops.gpu.expert_product import expert_product
 from quire.ops.gpu.filter_cuts import filter_cuts
 from quire.ops.gpu.hopper_attention import coded_decode_attention, rounded_decode_attention
 from quire.ops.gpu.latent_attention import IN_LITTLE_MEMORY, latent_attention
+from quire.ops.gpu.mosaic import HAS_MOSAIC
 from quire.ops.gpu.move_pages import gather, scatter
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import prefill_attention
@@ -239,6 +241,25 @@ def has_blocks(num_rows: int, codes: jax.Array, num_contracted: int) -> bool:
     return module.blocks_of(num_rows, outputs, inputs) is not None
 
 
+def multiply_few(x: jax.Array, weight: Coded | FourBits, dtype: Any) -> jax.Array | None:
+    """A `FewRowProduct`. Loading Mosaic takes a third of a second, which only codes pay."""
+    outputs, inputs = prod(weight.shape[: -weight.num_contracted]), x.shape[1]
+    if not HAS_MOSAIC or x.dtype.itemsize != 2:
+        return None
+    if isinstance(weight, FourBits):
+        from quire.ops.gpu import four_bit_rows
+
+        blocks = four_bit_rows.blocks_of(len(x), outputs, inputs, weight.group, weight.run)
+        return None if blocks is None else four_bit_rows.four_bit_rows(x, weight, blocks, dtype)
+    if not (weight.has_one_scale_each and weight.takes_rows_as_they_are) or weight.scales.size != outputs:
+        return None
+    from quire.ops.gpu import eight_bit_rows
+
+    blocks = eight_bit_rows.blocks_of(len(x), outputs, inputs)
+    codes, scales = weight.codes.reshape(outputs, inputs), weight.scales.reshape(outputs)
+    return None if blocks is None else eight_bit_rows.eight_bit_rows(x, codes, scales, blocks, dtype)
+
+
 @partial(jax.jit, static_argnums=(1, 2))
 def choose_experts(
     scores: jax.Array, chosen: int, shares: Shares, is_real: jax.Array | None = None
@@ -310,8 +331,8 @@ MUCH_SHARED_MEMORY = (8.0, 8.7, 9.0, 10.0, 10.3)  # compute capabilities where a
 
 HOPPER = 9.0  # the compute capability for which Mosaic's kernels are written
 
-# Rounding on a GPU whose device multiplies codes of few rows by a kernel of ours.
-ROUNDING_ON_HOPPER = GPU.rounding._replace(product=CodeProduct(has_blocks, multiply_codes))
+# Rounding on a GPU where our kernels multiply few rows with codes.
+ROUNDING_ON_HOPPER = GPU.rounding._replace(product=CodeProduct(has_blocks, multiply_codes), few_rows=multiply_few)
 
 
 def gpu_kernels(computes: float | None) -> Kernels:

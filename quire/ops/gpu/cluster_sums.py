@@ -1,0 +1,114 @@
+"""Sums of several programs that share the inputs of some outputs, added and put into memory; see `few_row_product`.
+
+The programs of a cluster read and write each other's shared memory. Each adds the sums of some outputs: those that are
+a half of a warp's tile, eight for each 64 outputs, one after the other. Their order is that of the programs.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, vector
+
+from quire.ops.gpu.code_fragments import (
+    BY_PRODUCT,
+    WIDE,
+    Thread,
+    address,
+    assembly,
+    i32,
+    in_registers,
+    is_less,
+    nothing,
+    number,
+    several,
+    store_where,
+    times,
+    total,
+)
+from quire.ops.gpu.code_stores import place_in_memory
+from quire.ops.gpu.row_fragments import by_place
+
+HALVES = 8  # of tiles, for each 64 outputs
+PAIRS_BYTES = 32 * 8  # two sums of each thread of a warp
+
+Pairs = dict[tuple[int, int, int], list[Any]]  # a thread's sums, by 64 outputs, by eight rows and by half of a tile
+
+
+def _begin_cluster(_: Any) -> None:
+    """A program's memory is there when it has begun: the others wait for that before they write into it."""
+    assembly(nothing(), [], "barrier.cluster.arrive.relaxed.aligned;", "")
+
+
+begin_cluster = in_registers((), None, _begin_cluster)
+
+
+def store(outputs: int, splits: int, shape: tuple[int, int], dtype: Any) -> Callable[[Any, Any, Any], None]:
+    """Sums [outputs, tokens] of each of `splits` programs to some of the outputs of an array [tokens, all outputs]. It
+    may end within eight tokens. `parts` is shared memory for so many sums."""
+    tokens, stride = shape
+    eights, each = -(-tokens // 8), HALVES * (outputs // WIDE) // splits
+
+    def put(_: Any, sums: Any, parts: Any, out: Any) -> None:
+        own = Thread.own()
+        pairs: Pairs = {
+            place: [vector.extract(sums.registers[at], [], [which]) for which in range(2)]
+            for place, at in by_place(sums.registers).items()
+        }
+        if splits > 1:
+            pairs = _exchanged(parts, pairs)
+        for (tall, eight, half), two in pairs.items():
+            output = total(times(own.warp, 16), own.octet, tall * WIDE + half * 8)
+            is_own = arith.cmpi(arith.CmpIPredicate.eq, _owner(tall, half)[0], _rank())
+            for which, one in enumerate(two):
+                row = total(times(own.quad, 2), eight * 8 + which)
+                is_there = is_own if tokens % 8 == 0 else arith.andi(is_own, is_less(row, tokens))
+                where = place_in_memory(out, total(times(row, stride), output), jnp.dtype(dtype).itemsize)
+                _store_where(is_there, where, one, dtype)
+
+    def _owner(tall: int, half: int) -> tuple[Any, Any]:
+        """The program that adds a half of a thread's tile, and which of its halves that is."""
+        index = total(times(Thread.own().warp, 2), tall * HALVES + half)
+        return arith.divui(index, number(each)), arith.remui(index, number(each))
+
+    def _rank() -> Any:
+        return assembly(i32(), [], "mov.u32 $0, %cluster_ctarank;", "=r", is_pure=True) if splits > 1 else number(0)
+
+    def _exchanged(parts: Any, pairs: Pairs) -> Pairs:
+        """Sums of all programs, where a half of a tile is this program's; else what others have no use for."""
+        lane, rank, kind = times(Thread.own().lane, 8), _rank(), ir.F32Type.get()
+        size = each * eights * PAIRS_BYTES  # of what one program sends another
+        assembly(nothing(), [], "barrier.cluster.wait.acquire.aligned;", "")
+        for (tall, eight, half), two in pairs.items():
+            owner, which = _owner(tall, half)
+            where = total(address(parts), times(rank, size), times(which, eights * PAIRS_BYTES), lane)
+            where = total(where, eight * PAIRS_BYTES)
+            there = assembly(i32(), [where, owner], "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r", is_pure=True)
+            assembly(nothing(), [there, *two], "st.shared::cluster.v2.f32 [$0], {$1, $2};", "r,f,f")
+        assembly(nothing(), [], "barrier.cluster.arrive.release.aligned;", "")
+        assembly(nothing(), [], "barrier.cluster.wait.acquire.aligned;", "")
+        found: Pairs = {}
+        for tall, eight, half in pairs:
+            base = total(address(parts), times(_owner(tall, half)[1], eights * PAIRS_BYTES), lane)
+            for source in range(splits):
+                where = total(base, source * size + eight * PAIRS_BYTES)
+                two = assembly(several(kind, 2), [where], "ld.shared.v2.f32 {$0, $1}, [$2];", "=f,=f,r")
+                added = [llvm.extractvalue(kind, two, [which]) for which in range(2)]
+                before = found.get((tall, eight, half))
+                found[tall, eight, half] = (
+                    added if before is None else [arith.addf(a, b) for a, b in zip(before, added, strict=True)]
+                )
+        return found
+
+    return in_registers((BY_PRODUCT, plgpu.RefType(), plgpu.RefType()), None, put)
+
+
+def _store_where(condition: Any, where: Any, value: Any, dtype: Any) -> None:
+    if dtype == jnp.float32:
+        store_where(condition, "st.global.f32 [$1], $2;", where, [value], "l,f")
+        return
+    text = f"cvt.rn.{'bf16' if dtype == jnp.bfloat16 else 'f16'}.f32 $0, $1;"
+    bits = assembly(ir.IntegerType.get_signless(16), [value], text, "=h,f", is_pure=True)
+    store_where(condition, "st.global.b16 [$1], $2;", where, [bits], "l,h")
