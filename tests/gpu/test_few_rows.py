@@ -1,0 +1,132 @@
+"""Few rows times codes of four and eight bits by the kernels for Hopper, against products in float32."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from quire.executor.compute_capability import compute_capability
+from quire.models.channel_weights import channel_weight
+from quire.models.checkpoint import direct
+from quire.models.params import Param
+from quire.ops.coded import Coded
+from quire.ops.four_bits import FourBits
+from quire.ops.gpu import kernels as gpu_kernels
+from quire.ops.gpu.mosaic import HAS_MOSAIC
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        jax.default_backend() != "gpu" or compute_capability(jax.devices()[0]) != gpu_kernels.HOPPER or not HAS_MOSAIC,
+        reason="the kernels are for GPUs of compute capability 9.0; nothing interprets the instructions they have",
+    ),
+]
+OF_8B = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
+SMALL = [(64, 128), (64, 1024), (192, 512), (256, 1536), (17024, 256)]
+multiply = jax.jit(gpu_kernels.multiply_few, static_argnums=2)
+
+
+def rows_of(count: int, inputs: int, dtype: str) -> jax.Array:
+    """With sizes that differ by much from row to row."""
+    chance = np.random.default_rng(count)
+    return jnp.asarray(chance.normal(size=(count, inputs)) * np.exp(chance.uniform(-4, 4, (count, 1))), dtype)
+
+
+def eight_bits(outputs: int, inputs: int, code: str, scale: str = "float32") -> Coded:
+    """Every code but NaN, and scales of many sizes."""
+    chance = np.random.default_rng(outputs)
+    bits = chance.integers(0, 256, (outputs, inputs)).astype(np.uint8)
+    if code == "float8_e4m3fn":
+        bits[bits & 0x7F == 0x7F] = 0
+    codes = jnp.asarray(bits.view(np.int8)).view(code)
+    return Coded(
+        codes=codes, scales=jnp.asarray(np.exp(chance.uniform(-8, 0, (outputs, 1))), scale), zeros=None, index=None,
+        input_scale=None, input_zero=None, shape=(outputs, inputs), num_contracted=1, is_of_experts=False, bits=8,
+        group=inputs,
+    )  # fmt: skip
+
+
+def four_bits(outputs: int, inputs: int, group: int, scale: str, *, has_zeros: bool) -> FourBits:
+    chance = np.random.default_rng(inputs)
+    scales = (outputs, inputs // group)
+    weight = Coded(
+        codes=jnp.asarray(chance.integers(0, 256, (outputs, inputs // 2)), jnp.uint8),
+        scales=jnp.asarray(np.exp(chance.uniform(-6, 0, scales)), scale),
+        zeros=jnp.asarray(chance.integers(0, 17, scales), jnp.int8) if has_zeros else None,
+        index=None, input_scale=None, input_zero=None, shape=(outputs, inputs), num_contracted=1,
+        is_of_experts=False, bits=4, group=group,
+    )  # fmt: skip
+    found = FourBits.of(weight)
+    assert found is not None
+    return found
+
+
+def plain(x: jax.Array, weight: Coded | FourBits) -> jax.Array:
+    wide = weight.rows(jnp.arange(weight.shape[0]))
+    return jnp.einsum("ti,oi->to", x.astype(jnp.float32), wide, precision=jax.lax.Precision.HIGHEST)
+
+
+def assert_near(got: jax.Array, right: jax.Array, dtype: Any) -> None:
+    """Row by row, which differ in size."""
+    assert got.dtype == dtype
+    got, right = np.asarray(got, np.float64), np.asarray(right, np.float64)
+    off = np.linalg.norm(got - right, axis=1) / np.linalg.norm(right, axis=1)
+    assert (off <= (1e-5 if dtype == jnp.float32 else 2.0 ** -(jnp.finfo(dtype).nmant + 1))).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("code", ["float8_e4m3fn", "int8"])
+@pytest.mark.parametrize("rows", [1, 3, 8, 16])
+@pytest.mark.parametrize("shape", [*SMALL, (4096, 4096), (28672, 4096)], ids=str)
+def test_eight_bits(shape: tuple[int, int], rows: int, code: str, dtype: str) -> None:
+    x, weight = rows_of(rows, shape[1], dtype), eight_bits(*shape, code, "float32" if rows < 8 else dtype)
+    right = plain(x, weight)
+    for out in (jnp.float32, jnp.bfloat16):
+        got = multiply(x, weight, out)
+        assert got is not None
+        assert_near(got, right, out)
+
+
+@pytest.mark.parametrize(("dtype", "has_zeros"), [("bfloat16", True), ("float16", False)])
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("rows", [1, 3, 8, 16, 32, 64])
+@pytest.mark.parametrize("shape", [(64, 1024), (256, 1536), (4096, 4096), (28672, 4096)], ids=str)
+def test_four_bits(shape: tuple[int, int], rows: int, group: int, dtype: str, has_zeros: bool) -> None:
+    x, weight = rows_of(rows, shape[1], dtype), four_bits(*shape, group, dtype, has_zeros=has_zeros)
+    got = multiply(x, weight, jnp.float32)
+    if got is None:
+        assert rows > 16  # more rows have a kernel for whole groups
+        return
+    assert_near(got, plain(x, weight), jnp.float32)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [3, 8, 16])
+def test_rows_do_not_touch_each_other(rows: int, bits: int) -> None:
+    """A row without numbers has sums that are none; the others have the bits that they have beside any row."""
+    weight: Any = eight_bits(4096, 4096, "float8_e4m3fn")
+    if bits == 4:
+        weight = four_bits(4096, 4096, 128, "bfloat16", has_zeros=True)
+    x = rows_of(rows, 4096, "bfloat16")
+    alone, beside = (np.asarray(multiply(one, weight, jnp.float32)) for one in (x, x.at[1].set(jnp.nan)))
+    assert np.isnan(beside[1]).all()
+    others = np.arange(rows) != 1
+    np.testing.assert_array_equal(beside[others], alone[others])
+
+
+def test_a_row_has_the_same_bits_among_up_to_eight() -> None:
+    x, weight = rows_of(8, 4096, "bfloat16"), eight_bits(6144, 4096, "float8_e4m3fn")
+    together = np.asarray(multiply(x, weight, jnp.float32))
+    for count in (1, 2, 5):
+        np.testing.assert_array_equal(multiply(x[:count], weight, jnp.float32), together[:count])
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+@pytest.mark.parametrize("shape", OF_8B, ids=str)
+def test_weights_that_are_quantised_here(shape: tuple[int, int], kind: Any) -> None:
+    param = Param(shape, ("mlp", "embed"), (), join=lambda tensors: tensors[0], num_contracted=1)
+    weight = direct(channel_weight(jax.random.normal(jax.random.key(0), shape, jnp.bfloat16), param, kind))
+    x = rows_of(8, shape[1], "bfloat16")
+    assert_near(multiply(x, weight, jnp.float32), plain(x, weight), jnp.float32)
