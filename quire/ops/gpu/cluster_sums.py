@@ -1,13 +1,15 @@
-"""Sums of several programs that share the inputs of some outputs, added and put into memory; see `few_row_product`.
+"""Sums of groups of threads that share the inputs of some outputs, added and put into memory; see `few_row_product`.
 
-The programs of a cluster read and write each other's shared memory. Each adds the sums of some outputs: those that are
-a half of a warp's tile, eight for each 64 outputs, one after the other. Their order is that of the programs.
+They are groups of one program, or of the programs of a cluster, which write into each other's shared memory. Each adds
+the sums of some outputs: those that are a half of a warp's tile, eight for each 64 outputs, one after the other. Their
+order is that of the programs, and of the groups of each.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
@@ -45,11 +47,15 @@ def _begin_cluster(_: Any) -> None:
 begin_cluster = in_registers((), None, _begin_cluster)
 
 
-def store(outputs: int, splits: int, shape: tuple[int, int], dtype: Any) -> Callable[[Any, Any, Any], None]:
-    """Sums [outputs, tokens] of each of `splits` programs to some of the outputs of an array [tokens, all outputs]. It
-    may end within eight tokens. `parts` is shared memory for so many sums."""
-    tokens, stride = shape
-    eights, each = -(-tokens // 8), HALVES * (outputs // WIDE) // splits
+def store(
+    outputs: int, splits: int, groups: int, shape: tuple[int, int], dtype: Any
+) -> Callable[[Any, Any, Any], None]:
+    """Sums [outputs, tokens] of each of `groups` of each of `splits` programs to some of the outputs of an array
+    [tokens, all outputs]. It may end within eight tokens. `parts` is shared memory for the sums of all groups of a
+    program."""
+    (tokens, stride), sources = shape, splits * groups
+    eights, each = -(-tokens // 8), HALVES * (outputs // WIDE) // sources
+    size = each * eights * PAIRS_BYTES  # of what one group sends another
 
     def put(_: Any, sums: Any, parts: Any, out: Any) -> None:
         own = Thread.own()
@@ -57,7 +63,7 @@ def store(outputs: int, splits: int, shape: tuple[int, int], dtype: Any) -> Call
             place: [vector.extract(sums.registers[at], [], [which]) for which in range(2)]
             for place, at in by_place(sums.registers).items()
         }
-        if splits > 1:
+        if sources > 1:
             pairs = _exchanged(parts, pairs)
         for (tall, eight, half), two in pairs.items():
             output = total(times(own.warp, 16), own.octet, tall * WIDE + half * 8)
@@ -69,30 +75,37 @@ def store(outputs: int, splits: int, shape: tuple[int, int], dtype: Any) -> Call
                 _store_where(is_there, where, one, dtype)
 
     def _owner(tall: int, half: int) -> tuple[Any, Any]:
-        """The program that adds a half of a thread's tile, and which of its halves that is."""
+        """The group that adds a half of a thread's tile, and which of its halves that is."""
         index = total(times(Thread.own().warp, 2), tall * HALVES + half)
         return arith.divui(index, number(each)), arith.remui(index, number(each))
 
+    def _group() -> Any:
+        return arith.divui(utils.thread_idx(), number(128))
+
     def _rank() -> Any:
-        return assembly(i32(), [], "mov.u32 $0, %cluster_ctarank;", "=r", is_pure=True) if splits > 1 else number(0)
+        if splits == 1:
+            return _group()
+        program = assembly(i32(), [], "mov.u32 $0, %cluster_ctarank;", "=r", is_pure=True)
+        return total(times(program, groups), _group())
 
     def _exchanged(parts: Any, pairs: Pairs) -> Pairs:
-        """Sums of all programs, where a half of a tile is this program's; else what others have no use for."""
+        """Sums of all groups, where a half of a tile is this group's; else what others have no use for."""
         lane, rank, kind = times(Thread.own().lane, 8), _rank(), ir.F32Type.get()
-        size = each * eights * PAIRS_BYTES  # of what one program sends another
         assembly(nothing(), [], "barrier.cluster.wait.acquire.aligned;", "")
         for (tall, eight, half), two in pairs.items():
             owner, which = _owner(tall, half)
-            where = total(address(parts), times(rank, size), times(which, eights * PAIRS_BYTES), lane)
-            where = total(where, eight * PAIRS_BYTES)
-            there = assembly(i32(), [where, owner], "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r", is_pure=True)
+            program, group = arith.divui(owner, number(groups)), arith.remui(owner, number(groups))
+            place = total(times(total(times(group, sources), rank), size), times(which, eights * PAIRS_BYTES), lane)
+            where = total(address(parts), place, eight * PAIRS_BYTES)
+            there = assembly(i32(), [where, program], "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r", is_pure=True)
             assembly(nothing(), [there, *two], "st.shared::cluster.v2.f32 [$0], {$1, $2};", "r,f,f")
         assembly(nothing(), [], "barrier.cluster.arrive.release.aligned;", "")
         assembly(nothing(), [], "barrier.cluster.wait.acquire.aligned;", "")
         found: Pairs = {}
         for tall, eight, half in pairs:
-            base = total(address(parts), times(_owner(tall, half)[1], eights * PAIRS_BYTES), lane)
-            for source in range(splits):
+            base = total(address(parts), times(_group(), sources * size), lane)
+            base = total(base, times(_owner(tall, half)[1], eights * PAIRS_BYTES))
+            for source in range(sources):
                 where = total(base, source * size + eight * PAIRS_BYTES)
                 two = assembly(several(kind, 2), [where], "ld.shared.v2.f32 {$0, $1}, [$2];", "=f,=f,r")
                 added = [llvm.extractvalue(kind, two, [which]) for which in range(2)]

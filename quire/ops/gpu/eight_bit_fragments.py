@@ -40,39 +40,45 @@ from quire.ops.gpu.row_fragments import COLUMNS, INPUTS, SHORT, Sums, adds_to_su
 SIZE = ROW_BYTES  # inputs of a step, a row of shared memory
 LEAST_CHAINS = 4  # sums that a thread adds to in turn, so that one product need not wait for the last
 
-# Two numbers of two of the four codes of $1, those that BYTES names. The bits of e4m3 are a bfloat16 that is 2 ** 120
-# too small, also where it has no leading one. A code of int8 without its highest bit is put into the last bits of a
-# number, which count ones; that number, or 128 more, is subtracted.
+# Two numbers of the odd codes of $1, or of the even ones. The bits of e4m3 are a bfloat16 that is 2 ** 120 too small,
+# also where it has no leading one. A code of int8 without its highest bit is put into the last bits of a number, which
+# count ones; that number, or 128 more, is subtracted.
 _OF_E4M3 = {
     "bfloat16": """{
-    .reg .b32 codes, rest;
-    prmt.b32 codes, $1, 0, BYTES;
-    shr.u32 rest, codes, 4;
+    .reg .b32 signs, rest;
+    TAKE
     and.b32 rest, rest, 0x07f007f0;
-    lop3.b32 codes, codes, 0x80008000, rest, 0xea;
+    lop3.b32 signs, signs, 0x80008000, rest, 0xea;
     mov.b32 rest, 0x7b807b80;
-    mul.rn.bf16x2 $0, codes, rest;
+    mul.rn.bf16x2 $0, signs, rest;
     }""",
     "float16": """{
-    .reg .b16 low, high;
-    mov.b32 {low, high}, $1;
-    cvt.rn.f16x2.e4m3x2 $0, BYTES;
+    .reg .b32 codes;
+    .reg .b16 odd, even;
+    prmt.b32 codes, $1, 0, 0x2031;
+    mov.b32 {odd, even}, codes;
+    cvt.rn.f16x2.e4m3x2 $0, TAKE;
     }""",
 }
 _OF_INT8 = """{
 .reg .b32 codes, less;
-prmt.b32 codes, $1, 0, BYTES;
+TAKE
 lop3.b32 less, codes, 0x00800080, BASE, 0xea;
 lop3.b32 codes, codes, 0x007f007f, BASE, 0xea;
 sub.rn.TYPEx2 $0, codes, less;
 }"""
 _BASES = {"bfloat16": 0x4300, "float16": 0x6400}
-_BYTES = {
-    ("float8_e4m3fn", "bfloat16"): ("0x1404", "0x3424"),
-    ("float8_e4m3fn", "float16"): ("low", "high"),
-    ("int8", "bfloat16"): ("0x4140", "0x4342"),
-    ("int8", "float16"): ("0x4140", "0x4342"),
+_TAKE_INT8 = "shr.u32 codes, $1, 8;", "mov.b32 codes, $1;"
+_TAKE = {
+    ("float8_e4m3fn", "bfloat16"): (
+        "mov.b32 signs, $1;\nshr.u32 rest, $1, 4;",
+        "shl.b32 signs, $1, 8;\nshl.b32 rest, $1, 4;",
+    ),
+    ("float8_e4m3fn", "float16"): ("odd", "even"),
+    ("int8", "bfloat16"): _TAKE_INT8,
+    ("int8", "float16"): _TAKE_INT8,
 }
+_ODD_AND_EVEN = "0x7632", "0x5410"  # of four numbers in two words
 
 
 class EightBitSteps(NamedTuple):
@@ -110,11 +116,11 @@ class EightBitSteps(NamedTuple):
         found: jax.Array = _scales_of(self.outputs, scales.dtype)(scales.at[pl.ds(outputs, self.outputs)])
         return found
 
-    def widened(self, word: Any, half: int) -> Any:
-        """Two numbers of a word of four codes."""
+    def widened(self, word: Any, place: int) -> Any:
+        """Two numbers of a word of four codes, the odd or the even ones."""
         code, number_type = (jnp.dtype(dtype).name for dtype in (self.code_dtype, self.dtype))
         text = _OF_INT8 if code == "int8" else _OF_E4M3[number_type]
-        text = text.replace("BYTES", _BYTES[code, number_type][half]).replace("BASE", twice(_BASES[number_type]))
+        text = text.replace("TAKE", _TAKE[code, number_type][place]).replace("BASE", twice(_BASES[number_type]))
         return assembly(i32(), [word], text.replace("TYPE", SHORT[number_type]), "=r,r", is_pure=True)
 
 
@@ -128,11 +134,11 @@ def _add_block(steps: EightBitSteps, eights: int, codes: Any, rows: Any, sums: S
             words = _words_of(steps, codes, tall, first)
             for index in range(2):
                 two = words[2 * index : 2 * index + 2]  # of the halves of a tile
-                wide = [steps.widened(word, half) for half in range(2) for word in two]
+                wide = [steps.widened(word, place) for place in range(2) for word in two]
                 for eight in range(eights):
-                    place = tall, eight, (first // INPUTS + index) % chains
-                    before = found.get(place) or [zero()] * 4
-                    found[place] = multiply(steps.dtype, wide, inputs[eight][2 * index : 2 * index + 2], before)
+                    chain = tall, eight, (first // INPUTS + index) % chains
+                    before = found.get(chain) or [zero()] * 4
+                    found[chain] = multiply(steps.dtype, wide, inputs[eight][2 * index : 2 * index + 2], before)
     for (tall, eight, _), four in found.items():
         for index, one in enumerate(four):
             half, which = divmod(index, 2)
@@ -152,7 +158,7 @@ def _words_of(steps: EightBitSteps, codes: Any, tall: int, first: int) -> list[A
 
 
 def _inputs_of(steps: EightBitSteps, rows: Any, eight: int, first: int) -> list[Any]:
-    """A thread's words of a row, for each sixteen of 32 inputs."""
+    """A thread's words of a row, for each sixteen of 32 inputs; of four neighbours, the odd ones come first."""
     own = Thread.own()
     of_row = steps.width // 64  # pieces of rows of shared memory, of two bytes each
     base = total(address(rows), times(own.octet, ROW_BYTES), times(arith.remui(own.quad, number(2)), 8))
@@ -161,7 +167,9 @@ def _inputs_of(steps: EightBitSteps, rows: Any, eight: int, first: int) -> list[
         chunk = arith.xori(total(arith.divui(own.quad, number(2)), start % 64 // 8), own.octet)
         where = total(base, times(chunk, CHUNK_BYTES), (eight * of_row + start // 64) * 8 * ROW_BYTES)
         two = assembly(several(i32(), 2), [where], "ld.shared.v2.b32 {$0, $1}, [$2];", "=r,=r,r")
-        found += [llvm.extractvalue(i32(), two, [index]) for index in range(2)]
+        words = [llvm.extractvalue(i32(), two, [index]) for index in range(2)]
+        takes = (f"prmt.b32 $0, $1, $2, {which};" for which in _ODD_AND_EVEN)
+        found += [assembly(i32(), words, take, "=r,r,r", is_pure=True) for take in takes]
     return found
 
 

@@ -1,14 +1,14 @@
 """Products of few rows with codes of four or eight bits on Hopper GPUs, in about the time that reading the codes takes.
 
-A program is a group of 128 threads. It has a share of the outputs and of the inputs, and keeps blocks of codes and rows
-on their way into shared memory. Codes are widened in the registers from which the device multiplies them. The programs
-that share the inputs of some outputs are neighbours that write into each other's memory (a cluster): they add their
-sums, in a fixed order, and round them to the type that is asked for.
+A group of 128 threads has a share of the outputs and of the inputs, and keeps blocks of codes and rows on their way
+into shared memory. Codes are widened in the registers from which the device multiplies them. The groups that share the
+inputs of some outputs are those of a program, or of programs that are neighbours and write into each other's memory (a
+cluster): they add their sums, in a fixed order, and round them to the type that is asked for.
 
 Written in Pallas for Mosaic: Triton has no clusters, and keeps less on its way.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil
 from typing import Any, NamedTuple, Protocol
@@ -29,16 +29,19 @@ ENOUGH_BUSY = 0.7  # of the time that the multiprocessor with most to do takes
 SHARED_BYTES = 220 << 10  # of a multiprocessor, for all its programs
 PROGRAMS = 4  # that a multiprocessor has at once, at most
 SPLITS = (1, 2, 4, 8)  # programs of a cluster
+STEPS = (8, 4, 2, 1)  # of a block
 MOST_AHEAD = 8
 
 
 class RowBlocks(NamedTuple):
-    """The work of a program: `outputs`, and one of `splits` parts of the inputs in blocks of `steps`."""
+    """The work of a program: `outputs`, and one of `splits` parts of the inputs, which its groups share, in blocks of
+    `steps`."""
 
     outputs: int
     steps: int
-    ahead: int  # blocks that have room at once
+    ahead: int  # blocks that have room at once, of each group
     splits: int
+    groups: int = 1
 
 
 class Steps(Protocol):
@@ -75,16 +78,27 @@ def splits_of(tiles: int, steps: int, least: float) -> int:
     return next(good, max(possible, key=busy))
 
 
-def ahead_of(num_rows: int, outputs: int, programs: int, splits: int, block_bytes: int) -> int:
-    """Blocks for which a program has room, next to the others of its multiprocessor."""
-    most = SHARED_BYTES // min(-(-programs // MULTIPROCESSORS), PROGRAMS)
-    return (most - (outputs * num_rows * 4 if splits > 1 else 0)) // block_bytes
+def blocks_of(
+    num_rows: int, shape: tuple[int, int], wide: int, step: int, splits: int, block_bytes: Callable[[int], int]
+) -> RowBlocks | None:
+    """The largest blocks of which there is room for two at once, where they fit; `wide` outputs for a program of a
+    matrix of such a shape, `step` inputs for a step, `block_bytes` of so many inputs, 0 of what cannot be a block."""
+    outputs, inputs = shape
+    programs = -(-outputs // wide * splits // MULTIPROCESSORS)  # of a multiprocessor
+    for groups in (2, 1) if programs == 1 else (1,):
+        room = SHARED_BYTES // min(programs, PROGRAMS)
+        room = room // groups - (wide * num_rows * 4 if splits * groups > 1 else 0)
+        for steps in STEPS:
+            size, width = block_bytes(steps * step), steps * step * splits * groups
+            if size and inputs % width == 0 and room // size >= 2:
+                return RowBlocks(wide, steps, min(room // size, MOST_AHEAD, inputs // width), splits, groups)
+    return None
 
 
 def few_row_product(x: jax.Array, arrays: Sequence[jax.Array], steps: Steps, blocks: RowBlocks, like: Any) -> jax.Array:
     """`like` [t, outputs] of x [t, inputs], numbers of two bytes, and the arrays that `steps` knows."""
     tokens = max(len(x), NARROW)
-    ahead, splits = blocks.ahead, blocks.splits
+    splits, groups, places = blocks.splits, blocks.groups, blocks.ahead * blocks.groups
     is_split: dict[str, Any] = {"cluster": (splits,), "cluster_names": ("split",)} if splits > 1 else {}
     run = plgpu.kernel(
         partial(_kernel, blocks, steps, len(arrays)),
@@ -92,14 +106,19 @@ def few_row_product(x: jax.Array, arrays: Sequence[jax.Array], steps: Steps, blo
         grid=(like.shape[1] // blocks.outputs,),
         grid_names=("program",),
         **is_split,
+        num_threads=groups,
+        thread_name="group",
         kernel_name="few_row_product",
         scratch_types=[
-            plgpu.SMEM((ahead, tokens, steps.width), x.dtype, transforms=OF_HALVES),
-            plgpu.SMEM((blocks.outputs * tokens if splits > 1 else 1,), jnp.float32),
-            plgpu.Barrier(num_arrivals=1 + len(steps.in_shared(ahead)), num_barriers=ahead),
-            *steps.in_shared(ahead),
+            plgpu.SMEM((places, tokens, steps.width), x.dtype, transforms=OF_HALVES),
+            plgpu.SMEM((groups * blocks.outputs * tokens if splits * groups > 1 else 1,), jnp.float32),
+            plgpu.Barrier(num_arrivals=1 + len(steps.in_shared(places)), num_barriers=places),
+            *steps.in_shared(places),
         ],
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+        # The kernel has its own barriers: those of JAX would be one before each of the copies of a block.
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup, unsafe_no_auto_barriers=True
+        ),
     )
     out: jax.Array = run(x, *arrays)
     return out
@@ -108,34 +127,36 @@ def few_row_product(x: jax.Array, arrays: Sequence[jax.Array], steps: Steps, blo
 def _kernel(blocks: RowBlocks, steps: Steps, num_arrays: int, x_ref: Any, *refs: Any) -> None:
     arrays, out_ref, (rows, parts, are_there, *codes) = refs[:num_arrays], refs[num_arrays], refs[num_arrays + 1 :]
     (_, tokens, width), inputs = rows.shape, x_ref.shape[1]
-    count = inputs // width // blocks.splits
-    program = lax.axis_index("program")
+    sources = blocks.splits * blocks.groups
+    count = inputs // width // sources
+    program, group = lax.axis_index("program"), lax.axis_index("group")
     start = program * blocks.outputs
-    split = lax.axis_index("split") if blocks.splits > 1 else 0
-    if blocks.splits > 1:
+    source = group if blocks.splits == 1 else lax.axis_index("split") * blocks.groups + group
+    if sources > 1:
         begin_cluster()
 
     def fetch(index: Any, place: Any) -> None:
-        at = (split * count + index) * width
+        at = (source * count + index) * width
         # Rows that are not there are zeros. No known number: one would be held against the number of rows.
         given = x_ref.at[pl.ds(0 * program, tokens), pl.ds(at, width)]
-        for source, to in zip((*steps.slices(arrays, start, at), given), (*codes, rows), strict=True):
-            plgpu.copy_gmem_to_smem(source, to.at[place], are_there.at[place])
+        for some, to in zip((*steps.slices(arrays, start, at), given), (*codes, rows), strict=True):
+            plgpu.copy_gmem_to_smem(some, to.at[place], are_there.at[place])
 
     def add_block(index: Any, sums: jax.Array) -> jax.Array:
-        place = lax.rem(index, blocks.ahead)
+        place = first + lax.rem(index, blocks.ahead)
         plgpu.barrier_wait(are_there.at[place])
         sums = steps.add([one.at[place] for one in codes], rows.at[place], sums)
         close_block()
         pl.when(index + blocks.ahead < count)(lambda: fetch(index + blocks.ahead, place))
         return sums
 
+    first = group * blocks.ahead
     for index in range(min(blocks.ahead, count)):
-        fetch(index, index)
+        fetch(index, first + index)
     factors = steps.factors(arrays, start)
     zeros = plgpu.layout_cast(jnp.zeros((blocks.outputs, tokens), jnp.float32), plgpu.Layout.WGMMA)
     sums = lax.fori_loop(0, count, add_block, zeros)
     if not isinstance(factors, float):
         factors = lax.broadcast_in_dim(factors, sums.shape, (0,))
-    put = store(blocks.outputs, blocks.splits, out_ref.shape, out_ref.dtype)
+    put = store(blocks.outputs, blocks.splits, blocks.groups, out_ref.shape, out_ref.dtype)
     put(sums * factors, parts, out_ref.at[:, pl.ds(start, blocks.outputs)])

@@ -6,6 +6,7 @@ itself; of more, all threads of a group read the same ones.
 """
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -40,6 +41,7 @@ from quire.ops.gpu.code_fragments import (
 from quire.ops.gpu.row_fragments import COLUMNS, INPUTS, SHORT, Sums, adds_to_sums, by_place, multiply, twice, zero
 
 MOST_BY_WARP = 16
+CHAINS = 2
 WORD_BYTES = 4
 
 
@@ -250,10 +252,15 @@ def _rows_of(steps: FourBitSteps, rows: Any, at: int, tokens: int) -> list[list[
     return found
 
 
+def _added(some: list[Any], more: list[Any]) -> list[Any]:
+    return [arith.addf(one, other) for one, other in zip(some, more, strict=True)]
+
+
 def _add_step(steps: FourBitSteps, at: int, weight: tuple[Any, Any], rows: list[list[list[Any]]], sums: Sums) -> None:
     kind, (codes, factors) = ir.F32Type.get(), weight
     for tall in range(steps.outputs // WIDE):
-        of_groups: dict[tuple[int, int], list[Any]] = {}  # sums, by group and by eight rows
+        # Sums, by group, by eight rows and by sixteen elements of two, so that one product need not wait for the last.
+        of_groups: dict[tuple[int, int, int], list[Any]] = {}
         scales: dict[int, list[Any]] = {}  # of a group, for the halves of a tile
         offsets: dict[int, list[Any]] = {}
         for sixteen, words in enumerate(steps.elements(codes, at, tall)):
@@ -266,10 +273,12 @@ def _add_step(steps: FourBitSteps, at: int, weight: tuple[Any, Any], rows: list[
                     offsets[group] = [steps.offset(factor) for factor in both]
                 wide = [steps.widened(word, offsets[group][index % 2], place) for index, word in enumerate(words)]
                 for eight, inputs in enumerate(rows):
-                    before = of_groups.get((group, eight)) or [zero()] * 4
-                    of_groups[group, eight] = multiply(steps.dtype, wide, inputs[first // INPUTS], before)
-        for (group, eight), four in of_groups.items():
-            for index, one in enumerate(four):
+                    chain = group, eight, sixteen % CHAINS
+                    before = of_groups.get(chain) or [zero()] * 4
+                    of_groups[chain] = multiply(steps.dtype, wide, inputs[first // INPUTS], before)
+        for group, eight in dict.fromkeys(chain[:2] for chain in of_groups):
+            chains = [of_groups[group, eight, at] for at in range(CHAINS) if (group, eight, at) in of_groups]
+            for index, one in enumerate(reduce(_added, chains)):
                 half, which = divmod(index, 2)
                 given = [one, scales[group][half], sums[tall, eight, half, which]]
                 sums[tall, eight, half, which] = assembly(
