@@ -21,7 +21,7 @@ def blocks_of(num_rows: int, outputs: int, inputs: int) -> RowBlocks | None:
         return None
     rows = max(num_rows, NARROW)
     splits = kernel.splits_of(outputs // WIDE, inputs // SIZE, LEAST_BUSY)
-    return kernel.blocks_of(rows, (outputs, inputs), WIDE, SIZE, splits, lambda width: width * (WIDE + 2 * rows))
+    return kernel.blocks_of(rows, (outputs, inputs), SIZE, splits, 2, lambda width: width * (WIDE + 2 * rows))
 
 
 @partial(jax.jit, static_argnums=(3, 4))

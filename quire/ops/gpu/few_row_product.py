@@ -20,16 +20,17 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from quire.ops.gpu.cluster_sums import begin_cluster, store
-from quire.ops.gpu.code_fragments import OF_HALVES
+from quire.ops.gpu.code_fragments import OF_HALVES, WIDE
 from quire.ops.gpu.row_fragments import close_block
 
 NARROW = 8  # rows are a multiple of it, or fewer: the narrow side of the device's products
 MULTIPROCESSORS = 132
 ENOUGH_BUSY = 0.7  # of the time that the multiprocessor with most to do takes
 SHARED_BYTES = 220 << 10  # of a multiprocessor, for all its programs
-PROGRAMS = 4  # that a multiprocessor has at once, at most
+MOST_PROGRAMS = 2  # that a multiprocessor should have at once
 SPLITS = (1, 2, 4, 8)  # programs of a cluster
-STEPS = (8, 4, 2, 1)  # of a block
+# Blocks of a group that are on their way at least, and steps of each, the best first.
+DEPTHS = ((4, 8), (4, 4), (4, 2), (2, 8), (2, 4), (2, 2), (2, 1), (1, 1))
 MOST_AHEAD = 8
 
 
@@ -41,7 +42,7 @@ class RowBlocks(NamedTuple):
     steps: int
     ahead: int  # blocks that have room at once, of each group
     splits: int
-    groups: int = 1
+    groups: int
 
 
 class Steps(Protocol):
@@ -79,19 +80,19 @@ def splits_of(tiles: int, steps: int, least: float) -> int:
 
 
 def blocks_of(
-    num_rows: int, shape: tuple[int, int], wide: int, step: int, splits: int, block_bytes: Callable[[int], int]
+    num_rows: int, shape: tuple[int, int], step: int, splits: int, most_groups: int, block_bytes: Callable[[int], int]
 ) -> RowBlocks | None:
-    """The largest blocks of which there is room for two at once, where they fit; `wide` outputs for a program of a
-    matrix of such a shape, `step` inputs for a step, `block_bytes` of so many inputs, 0 of what cannot be a block."""
+    """The best blocks that fit, for programs of as many groups or of one. `shape`: of the matrix; `step`: inputs of a
+    step; `block_bytes`: of so many inputs, 0 of what cannot be a block."""
     outputs, inputs = shape
-    programs = -(-outputs // wide * splits // MULTIPROCESSORS)  # of a multiprocessor
-    for groups in (2, 1) if programs == 1 else (1,):
-        room = SHARED_BYTES // min(programs, PROGRAMS)
-        room = room // groups - (wide * num_rows * 4 if splits * groups > 1 else 0)
-        for steps in STEPS:
+    programs = min(-(-outputs // WIDE * splits // MULTIPROCESSORS), MOST_PROGRAMS)  # of a multiprocessor at once
+    for groups in dict.fromkeys((most_groups, 1)):
+        room = SHARED_BYTES // programs // groups - (WIDE * num_rows * 4 if splits * groups > 1 else 0)
+        for ahead, steps in DEPTHS:
             size, width = block_bytes(steps * step), steps * step * splits * groups
-            if size and inputs % width == 0 and room // size >= 2:
-                return RowBlocks(wide, steps, min(room // size, MOST_AHEAD, inputs // width), splits, groups)
+            fits = 0 if size == 0 or inputs % width else min(room // size, inputs // width)
+            if fits >= ahead:
+                return RowBlocks(WIDE, steps, min(fits, MOST_AHEAD), splits, groups)
     return None
 
 

@@ -252,10 +252,6 @@ def _rows_of(steps: FourBitSteps, rows: Any, at: int, tokens: int) -> list[list[
     return found
 
 
-def _added(some: list[Any], more: list[Any]) -> list[Any]:
-    return [arith.addf(one, other) for one, other in zip(some, more, strict=True)]
-
-
 def _add_step(steps: FourBitSteps, at: int, weight: tuple[Any, Any], rows: list[list[list[Any]]], sums: Sums) -> None:
     kind, (codes, factors) = ir.F32Type.get(), weight
     for tall in range(steps.outputs // WIDE):
@@ -278,9 +274,9 @@ def _add_step(steps: FourBitSteps, at: int, weight: tuple[Any, Any], rows: list[
                     of_groups[chain] = multiply(steps.dtype, wide, inputs[first // INPUTS], before)
         for group, eight in dict.fromkeys(chain[:2] for chain in of_groups):
             chains = [of_groups[group, eight, at] for at in range(CHAINS) if (group, eight, at) in of_groups]
-            for index, one in enumerate(reduce(_added, chains)):
+            for index, several in enumerate(zip(*chains, strict=True)):
                 half, which = divmod(index, 2)
-                given = [one, scales[group][half], sums[tall, eight, half, which]]
+                given = [reduce(arith.addf, several), scales[group][half], sums[tall, eight, half, which]]
                 sums[tall, eight, half, which] = assembly(
                     kind, given, "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", is_pure=True
                 )

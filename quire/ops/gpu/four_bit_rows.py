@@ -22,16 +22,14 @@ def blocks_of(num_rows: int, outputs: int, inputs: int, group: int, run: int) ->
     if num_rows > MOST_ROWS or not is_narrow or outputs % WIDE or not (by_warp or group % step == 0):
         return None
     rows = max(num_rows, NARROW)
-    is_tall = by_warp and outputs % (2 * WIDE) == 0 and outputs >= 2 * WIDE * MULTIPROCESSORS
-    wide = 2 * WIDE if is_tall else WIDE
 
     def block_bytes(width: int) -> int:
         if group % width and width % group:
             return 0
-        return width * (wide // 2 + rows * 2) + max(1, width // group) * wide * 4
+        return width * (WIDE // 2 + rows * 2) + max(1, width // group) * WIDE * 4
 
-    splits = kernel.splits_of(outputs // wide, inputs // step, LEAST_BUSY if by_warp else MULTIPROCESSORS * 0.9)
-    return kernel.blocks_of(rows, (outputs, inputs), wide, step, splits, block_bytes)
+    splits = kernel.splits_of(outputs // WIDE, inputs // step, LEAST_BUSY if by_warp else MULTIPROCESSORS * 0.9)
+    return kernel.blocks_of(rows, (outputs, inputs), step, splits, 2 if by_warp else 1, block_bytes)
 
 
 @partial(jax.jit, static_argnums=(2, 3))
