@@ -1,10 +1,11 @@
 """Four-bit weights of an 8B model on this GPU: microseconds and GB/s of each product, by rows and by form.
 
-    python bench/four_bit_products.py [--rows 1,8,16,32,64] [--group 128] [--forms kernel,XLA]
+    python bench/four_bit_products.py [--rows 1,8,16,32,64] [--group 128] [--forms hopper,kernel,XLA]
     python bench/four_bit_products.py --sweep 28672x4096 --rows 1 [--seconds 40]
 
-`kernel`: quire/ops/gpu/four_bit_product.py. `XLA`: codes are widened inside its product. Bytes are those of codes,
-scales and zero points, each read once. `--sweep`: the kernel of one shape with every kind of blocks, the fastest last.
+`hopper`: quire/ops/gpu/four_bit_rows.py. `kernel`: quire/ops/gpu/four_bit_product.py, for other GPUs. `XLA`: codes are
+widened inside its product. Bytes are those of codes, scales and zero points, each read once. `--sweep`: `kernel` of one
+shape with every kind of blocks, the fastest last.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from eight_bit_products import SHAPES, rows_of, timed_us
 from quire.ops.coded import Coded
 from quire.ops.four_bits import FourBits
 from quire.ops.gpu.four_bit_product import FourBitBlocks, four_bit_product
+from quire.ops.gpu.kernels import multiply_four_bits
 from quire.ops.gpu.tiles import least_dot
 
 COPIES = 4  # of each weight, so that it does not stay in the device's caches
@@ -44,6 +46,12 @@ def weight_of(shape: tuple[int, int], group: int, seed: int) -> FourBits:
 
 def all_products(form: Any, x: jax.Array, weights: list[FourBits]) -> list[jax.Array]:
     return [form(x, weight) for weight in weights]
+
+
+def on_hopper(x: jax.Array, weight: FourBits) -> jax.Array:
+    out = multiply_four_bits(x, weight, x.dtype)
+    assert out is not None, f"the kernel is not for {len(x)} rows"
+    return out
 
 
 def by_xla(x: jax.Array, weight: FourBits) -> jax.Array:
@@ -78,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="1,8,16,32,64")
     parser.add_argument("--group", type=int, default=128)
-    parser.add_argument("--forms", default="kernel,XLA")
+    parser.add_argument("--forms", default="hopper,kernel,XLA")
     parser.add_argument("--sweep")
     parser.add_argument("--seconds", type=float, default=40)
     options = parser.parse_args()
@@ -88,7 +96,7 @@ def main() -> None:
         for rows in all_rows:
             sweep((outputs, inputs), options.group, rows, options.seconds)
         return
-    forms = {"kernel": four_bit_product, "XLA": by_xla}
+    forms = {"hopper": on_hopper, "kernel": four_bit_product, "XLA": by_xla}
     for rows, name in product(all_rows, options.forms.split(",")):
         layer = 0.0
         for shape in SHAPES:

@@ -43,26 +43,24 @@ def project_sums(equation: str, x: Rows, weight: Weight, bias: jax.Array | None,
     dtype = code_dtype(weight, len(x), rounding)
     if dtype is not None and not (isinstance(x, RoundedRows) and x.codes.dtype == dtype):
         x = rounding.rows(values(x).reshape(len(x), -1), dtype)
-    if dtype is None:
-        few = _product_of_few(equation, x, weight, bias, rounding)
+    if dtype is None or not isinstance(weight, Coded):
+        few = _few_rows(equation, x, weight, bias, rounding)
         return project(equation, x, weight, bias) if few is None else few
-    if not isinstance(weight, Coded):
-        return project(equation, x, weight, bias)
     of_sums = x.dtype if bias is None else jnp.float32  # a bias is added before they are rounded
     sums = weight.sums(x, of_sums, rounding.product).reshape(*weight.shape[: _num_output_axes(equation)])
     return sums if bias is None else (sums.numbers() + bias.astype(jnp.float32)).astype(x.dtype)
 
 
-def _product_of_few(
+def _few_rows(
     equation: str, x: Rows, weight: Weight, bias: jax.Array | None, rounding: RoundingOps
 ) -> jax.Array | None:
-    """Like `project`, by the kernel for few rows, where there is one for them and for the weight."""
+    """Like `project`, by the kernel for few rows and four bits, where there is one for them."""
     base = weight.weight if isinstance(weight, AdaptedWeight) else weight
-    if rounding.few_rows is None or not isinstance(base, Coded | FourBits):
+    if rounding.four_bits is None or not isinstance(base, FourBits):
         return None
     is_all = bias is None and base is weight
     rows = values(x).reshape(len(x), -1)
-    out = rounding.few_rows(rows, base, x.dtype if is_all else jnp.float32)
+    out = rounding.four_bits(rows, base, x.dtype if is_all else jnp.float32)
     if out is None:
         return None
     if isinstance(weight, AdaptedWeight):

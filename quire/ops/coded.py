@@ -182,21 +182,10 @@ class Coded:
         return out if row_scale is None else out * row_scale
 
     @property
-    def has_one_scale_each(self) -> bool:
-        """True where a code of eight bits stands for so many of one float, which is of its output."""
-        is_plain = self.bits == 8 and self.zeros is None and self.index is None
-        return is_plain and self.scales.shape[-1] == 1 and self.scales.dtype != jnp.uint8
-
-    @property
-    def takes_rows_as_they_are(self) -> bool:
-        """True where few rows are not rounded: no rounding is part of the weight, or it pays for more of them only."""
-        return self.rounding is None or self._multiplies_codes
-
-    @property
     def _multiplies_codes(self) -> bool:
         """True where a product of codes, times scales of rows and of outputs, is all there is to do."""
-        is_possible = self.is_direct and self.has_one_scale_each
-        if not is_possible or self.rounding is None or self.input_zero is not None:
+        is_plain = self.bits == 8 and self.scales.shape[-1] == 1 and self.zeros is None and self.index is None
+        if not (self.is_direct and is_plain) or self.rounding is None or self.input_zero is not None:
             return False
         rounding, is_float = self.rounding, self.codes.dtype == jnp.float8_e4m3fn
         return rounding.symmetric and rounding.group is None and rounding.is_float == is_float

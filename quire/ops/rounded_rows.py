@@ -149,15 +149,14 @@ class CodeProduct(NamedTuple):
     multiply: Callable[[jax.Array, jax.Array, Any], jax.Array]  # (rows, matrix [outputs, inputs], type of the sums)
 
 
-class FewRowProduct(Protocol):
+class FourBitProduct(Protocol):
     def __call__(self, x: jax.Array, weight: Any, dtype: Any, /) -> jax.Array | None:
-        """`dtype` [t, outputs] of rows x [t, inputs] as they are, with a weight whose codes are widened in the kernel;
-        None where it is not for them."""
+        """`dtype` [t, outputs] of rows x [t, inputs] and a `FourBits`; None where the kernel is not for them."""
 
 
 class RoundingOps(NamedTuple):
-    """The operations of a platform that make rounded rows. The last argument is the type of codes. `product` is for
-    codes of e4m3, and `few_rows` for rows that are not rounded, on one device."""
+    """The operations of a platform that make rounded rows, and its products with codes. The last argument of the former
+    is the type of codes. `product` is for codes of e4m3; `four_bits` for few rows, which are not rounded."""
 
     rows: Callable[[jax.Array, Any], RoundedRows] = round_rows
     # (x, addend, weight, eps, offset, code_dtype)
@@ -166,7 +165,7 @@ class RoundingOps(NamedTuple):
     )
     gate: Callable[[Activation, Sums, Any], RoundedRows] = gate
     product: CodeProduct | None = None
-    few_rows: FewRowProduct | None = None
+    four_bits: FourBitProduct | None = None
 
 
 PLAIN = RoundingOps()

@@ -1,7 +1,6 @@
 """The GPU's products and the kernels beside them can be translated for a GPU, also where there is none."""
 
 import re
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -257,77 +256,52 @@ def test_codes_reach_the_compiler_as_they_are(kind: Any, rows: int) -> None:
     assert sum("96x128x" in line and "convert" in line for line in lines) == (rows <= 32)
 
 
-def mosaic_kernels(x: Any, weight: Any, bias: Any = None) -> list[tuple[bool, int]]:
-    """For kernels of several GPUs, whether they are for Hopper, and how many of Mosaic's a product has."""
+@pytest.mark.parametrize(("rows", "num_kernels"), [(8, 0), (16, 1), (64, 1), (128, 0)])
+def test_few_rows_meet_e4m3_in_a_kernel_on_hopper(rows: int, num_kernels: int) -> None:
+    """And nowhere else; nor where answers are reproducible, as more rows have other products."""
+    param = Param((4096, 4096), ("mlp", "embed"), (Tensor("matrix", (4096, 4096)),), num_contracted=1)
+    weight = direct(channel_like(param, "fp8"))
 
-    def sums(rounding: RoundingOps, x: jax.Array, weight: Any, bias: Any) -> jax.Array:
+    def sums(rounding: RoundingOps, x: jax.Array, weight: Coded) -> jax.Array:
+        return scaled(project_sums("td,md->tm", x, weight, None, rounding))
+
+    x = jax.ShapeDtypeStruct((rows, 4096), jnp.bfloat16)
+    for computes, fixed_order in ((9.0, False), (9.0, True), (8.9, False), (10.0, False), (None, False)):
+        kernels = kernels_for("gpu", "bfloat16", computes=computes, fixed_order=fixed_order)
+        with on_an_h200():
+            text = (
+                jax.jit(partial(sums, kernels.rounding)).trace(x, weight).lower(lowering_platforms=("cuda",)).as_text()
+            )
+        has_kernel = computes == 9.0 and not fixed_order
+        assert text.count("stablehlo.custom_call @mosaic_gpu") == num_kernels * has_kernel
+
+
+@pytest.mark.skipif(not HAS_MOSAIC, reason="this JAX has other kernels for it")
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize(("rows", "num_kernels"), [(1, 1), (8, 1), (16, 1), (64, 1), (65, 0), (12, 0)])
+def test_few_rows_meet_four_bits_in_a_kernel_on_hopper(rows: int, num_kernels: int, group: int, has_bias: bool) -> None:
+    """And nowhere else; nor where answers are reproducible, as more rows have other products."""
+    groups = jax.ShapeDtypeStruct((4096, 4096 // group), jnp.float16)
+    coded = Coded(
+        codes=jax.ShapeDtypeStruct((4096, 2048), jnp.uint8), scales=groups, zeros=None, index=None, input_scale=None,
+        input_zero=None, shape=(4096, 4096), num_contracted=1, is_of_experts=False, bits=4, group=group,
+    )  # fmt: skip
+    weight, x = direct(coded, is_alone=True), jax.ShapeDtypeStruct((rows, 4096), jnp.bfloat16)
+    bias = jax.ShapeDtypeStruct((4096,), jnp.bfloat16) if has_bias else None
+
+    def sums(rounding: RoundingOps, x: jax.Array, weight: Any, bias: jax.Array | None) -> jax.Array:
         return scaled(project_sums("td,md->tm", x, weight, bias, rounding))
 
-    found = []
     for computes, fixed_order in ((9.0, False), (9.0, True), (8.9, False), (10.0, False), (None, False)):
         kernels = kernels_for("gpu", "bfloat16", computes=computes, fixed_order=fixed_order)
         with on_an_h200():
             traced = jax.jit(partial(sums, kernels.rounding)).trace(x, weight, bias)
             text = traced.lower(lowering_platforms=("cuda",)).as_text()
-        found.append((computes == 9.0 and not fixed_order, text.count("stablehlo.custom_call @mosaic_gpu")))
-    return found
-
-
-@pytest.mark.skipif(not HAS_MOSAIC, reason="this JAX has other kernels for it")
-@pytest.mark.parametrize(
-    ("kind", "rows", "num_kernels"),
-    [("fp8", rows, int(rows <= 64 and rows != 12)) for rows in (1, 3, 8, 12, 16, 64, 128)]
-    + [("int8", rows, int(rows <= 16)) for rows in (1, 16, 32, 64)],
-)
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_few_rows_meet_eight_bits_in_a_kernel_on_hopper(kind: Any, rows: int, num_kernels: int, has_bias: bool) -> None:
-    """And nowhere else; nor where answers are reproducible, as more rows have other products."""
-    param = Param((4096, 4096), ("mlp", "embed"), (Tensor("matrix", (4096, 4096)),), num_contracted=1)
-    weight = direct(channel_like(param, kind))
-    bias = jax.ShapeDtypeStruct((4096,), jnp.bfloat16) if has_bias else None
-    for is_hopper, count in mosaic_kernels(jax.ShapeDtypeStruct((rows, 4096), jnp.bfloat16), weight, bias):
-        assert count == num_kernels * is_hopper
-
-
-@pytest.mark.skipif(not HAS_MOSAIC, reason="this JAX has other kernels for it")
-@pytest.mark.parametrize(
-    ("change", "has_kernel"),
-    [
-        ({}, True),
-        ({"scales": jax.ShapeDtypeStruct((4096, 1), jnp.bfloat16)}, True),
-        ({"rounding": Rounding(is_float=True)}, True),  # rounding pays for more rows only
-        ({"rounding": Rounding(is_float=True, group=128)}, False),
-        ({"rounding": Rounding(is_float=False)}, False),  # as the checkpoint has it, whose codes are floats
-        ({"scales": jax.ShapeDtypeStruct((4096, 32), jnp.float32), "group": 128}, False),
-        ({"scales": jax.ShapeDtypeStruct((4096, 1), jnp.uint8)}, False),
-        ({"zeros": jax.ShapeDtypeStruct((4096, 1), jnp.int8)}, False),
-        ({"index": jax.ShapeDtypeStruct((4096,), jnp.int32)}, False),
-    ],
-    ids=str,
-)
-def test_codes_that_are_not_all_there_is_have_no_kernel_for_few_rows(change: dict[str, Any], has_kernel: bool) -> None:
-    weight = Coded(
-        codes=jax.ShapeDtypeStruct((4096, 4096), jnp.float8_e4m3fn),
-        scales=jax.ShapeDtypeStruct((4096, 1), jnp.float32), zeros=None, index=None, input_scale=None, input_zero=None,
-        shape=(4096, 4096), num_contracted=1, is_of_experts=False, bits=8, group=4096, is_direct=True,
-    )  # fmt: skip
-    (_, count), *_ = mosaic_kernels(jax.ShapeDtypeStruct((4, 4096), jnp.bfloat16), replace(weight, **change))
-    assert count == has_kernel
-
-
-@pytest.mark.skipif(not HAS_MOSAIC, reason="this JAX has other kernels for it")
-@pytest.mark.parametrize("group", [32, 64, 128])
-@pytest.mark.parametrize(("rows", "num_kernels"), [(1, 1), (8, 1), (16, 1), (64, 1), (65, 0), (12, 0)])
-def test_few_rows_meet_four_bits_in_a_kernel_on_hopper(rows: int, num_kernels: int, group: int) -> None:
-    groups = jax.ShapeDtypeStruct((4096, 4096 // group), jnp.float16)
-    weight = Coded(
-        codes=jax.ShapeDtypeStruct((4096, 2048), jnp.uint8), scales=groups, zeros=None, index=None, input_scale=None,
-        input_zero=None, shape=(4096, 4096), num_contracted=1, is_of_experts=False, bits=4, group=group,
-    )  # fmt: skip
-    x = jax.ShapeDtypeStruct((rows, 4096), jnp.bfloat16)
-    for is_hopper, count in mosaic_kernels(x, direct(weight, is_alone=True)):
-        has_kernel = is_hopper and (rows <= 16 or group > 32)  # more rows share the scales of a step
-        assert count == num_kernels * has_kernel
+        # Of more than 16 rows all threads share the scales of a step.
+        has_kernel = computes == 9.0 and not fixed_order and (rows <= 16 or group > 32)
+        assert text.count("stablehlo.custom_call @mosaic_gpu") == num_kernels * has_kernel
+        assert text.count('name = "four_bit_product"') == (rows <= 64 and not num_kernels * has_kernel)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

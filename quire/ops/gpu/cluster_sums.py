@@ -1,4 +1,4 @@
-"""Sums of groups of threads that share the inputs of some outputs, added and put into memory; see `few_row_product`.
+"""Sums of groups of threads that share the inputs of some outputs, added and put into memory; see `four_bit_rows`.
 
 They are groups of one program, or of the programs of a cluster, which write into each other's shared memory. Each adds
 the sums of some outputs: those that are a half of a warp's tile, eight for each 64 outputs, one after the other. Their

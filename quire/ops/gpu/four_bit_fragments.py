@@ -1,11 +1,11 @@
-"""Four-bit codes in `few_row_product`: how threads take and widen them.
+"""Pieces of the kernel of few rows and four-bit codes: how threads take codes, widen and multiply them.
 
 A thread takes elements as the device hands them out (`ldmatrix`). A word of two elements has two inputs in each of four
 places. Sums are in units of what a widened code is: see `Units`. Up to `MOST_BY_WARP` rows each warp multiplies by
 itself; of more, all threads of a group read the same ones.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -80,8 +80,8 @@ fma.rn.TYPEx2 $0, zeros, less, rest;
 
 
 class FourBitSteps(NamedTuple):
-    """The `Steps` of such codes: elements [tiles, num_steps * TILE, run], factors [groups, outputs] and rows [tokens,
-    width] in shared memory."""
+    """A block in shared memory: elements [tiles, num_steps * TILE, run], factors [groups, outputs] and rows [tokens,
+    width]."""
 
     run: int
     group: int
@@ -103,31 +103,6 @@ class FourBitSteps(NamedTuple):
     def groups(self) -> int:
         return max(1, self.width // self.group)
 
-    def in_shared(self, ahead: int) -> list[Any]:
-        codes = ahead, self.outputs // TILE, self.num_steps * TILE, self.run
-        return [
-            plgpu.SMEM(codes, jnp.int16, transforms=self.of_codes),
-            plgpu.SMEM((ahead, self.groups, self.outputs), jnp.int32),
-        ]
-
-    def slices(self, arrays: Sequence[Any], outputs: Any, inputs: Any) -> list[Any]:
-        """Of elements [tiles, steps * TILE, run] and factors [groups, all outputs]."""
-        codes, factors = arrays
-        tiles = pl.ds(lax.div(outputs, TILE), self.outputs // TILE)
-        elements = pl.ds(lax.div(inputs, self.size) * TILE, self.num_steps * TILE)
-        groups = pl.ds(lax.div(inputs, self.group), self.groups)
-        return [codes.at[tiles, elements], factors.at[groups, pl.ds(outputs, self.outputs)]]
-
-    def add(self, arrays: Sequence[Any], rows: Any, sums: jax.Array) -> jax.Array:
-        tokens = sums.shape[1]
-        if tokens > MOST_BY_WARP:
-            return _add_by_group(self, (*arrays, rows), sums)
-        added: jax.Array = _add_by_warp(self, tokens)(*arrays, rows, sums)
-        return added
-
-    def factors(self, arrays: Sequence[Any], outputs: Any) -> float:
-        return self.units.inverse
-
     @property
     def of_codes(self) -> tuple[Any, Any]:
         return plgpu.TilingTransform((8, self.run)), plgpu.SwizzleTransform(2 * self.run)
@@ -135,6 +110,11 @@ class FourBitSteps(NamedTuple):
     @property
     def units(self) -> Units:
         return UNITS[jnp.dtype(self.dtype).name]
+
+    @property
+    def type_name(self) -> str:
+        """Of rows, in assembly."""
+        return SHORT[jnp.dtype(self.dtype).name]
 
     def group_of(self, first: int) -> int:
         """That of an input of the block."""
@@ -167,15 +147,13 @@ class FourBitSteps(NamedTuple):
         text = _WIDEN.replace("SHIFTED", "shr.u32 codes, $1, 8;" if place >= 2 else "mov.b32 codes, $1;")
         text = text.replace("MASK", twice(0xF << 4 * (place % 2)))
         text = text.replace("POWER", twice(self.units.powers[place % 2]))
-        return assembly(
-            i32(), [word, offset], text.replace("TYPE", SHORT[jnp.dtype(self.dtype).name]), "=r,r,r", is_pure=True
-        )
+        return assembly(i32(), [word, offset], text.replace("TYPE", self.type_name), "=r,r,r", is_pure=True)
 
     def offset(self, factor: Any) -> Any:
         """The zero point, negative, two times."""
         units = self.units
         text = _OFFSET.replace("ABOVE", twice(units.above)).replace("LESS", twice(units.less))
-        text = text.replace("REST", twice(units.rest)).replace("TYPE", SHORT[jnp.dtype(self.dtype).name])
+        text = text.replace("REST", twice(units.rest)).replace("TYPE", self.type_name)
         return assembly(i32(), [factor], text, "=r,r", is_pure=True)
 
     def scale(self, factor: Any) -> Any:
@@ -184,6 +162,15 @@ class FourBitSteps(NamedTuple):
             return llvm.bitcast(kind, arith.andi(factor, number(-(1 << 16))))
         text = "{ .reg .b16 low, high; mov.b32 {low, high}, $1; cvt.f32.f16 $0, high; }"
         return assembly(kind, [factor], text, "=f,r", is_pure=True)
+
+
+def add_block(steps: FourBitSteps, codes: Any, factors: Any, rows: Any, sums: jax.Array) -> jax.Array:
+    """Sums [outputs, tokens] in units, and the products of a block."""
+    tokens = sums.shape[1]
+    if tokens > MOST_BY_WARP:
+        return _add_by_group(steps, (codes, factors, rows), sums)
+    added: jax.Array = _add_by_warp(steps, tokens)(codes, factors, rows, sums)
+    return added
 
 
 def _widened(steps: FourBitSteps, at: int) -> Callable[[Any, Any], Any]:

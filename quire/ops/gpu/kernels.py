@@ -241,23 +241,14 @@ def has_blocks(num_rows: int, codes: jax.Array, num_contracted: int) -> bool:
     return module.blocks_of(num_rows, outputs, inputs) is not None
 
 
-def multiply_few(x: jax.Array, weight: Coded | FourBits, dtype: Any) -> jax.Array | None:
-    """A `FewRowProduct`. Loading Mosaic takes a third of a second, which only codes pay."""
-    outputs, inputs = prod(weight.shape[: -weight.num_contracted]), x.shape[1]
+def multiply_four_bits(x: jax.Array, weight: FourBits, dtype: Any) -> jax.Array | None:
+    """`FourBitProduct`. Loading Mosaic takes a third of a second, which only such weights pay."""
     if not HAS_MOSAIC or x.dtype.itemsize != 2:
         return None
-    if isinstance(weight, FourBits):
-        from quire.ops.gpu import four_bit_rows
+    from quire.ops.gpu import four_bit_rows
 
-        blocks = four_bit_rows.blocks_of(len(x), outputs, inputs, weight.group, weight.run)
-        return None if blocks is None else four_bit_rows.four_bit_rows(x, weight, blocks, dtype)
-    if not (weight.has_one_scale_each and weight.takes_rows_as_they_are) or weight.scales.size != outputs:
-        return None
-    from quire.ops.gpu import eight_bit_rows
-
-    blocks = eight_bit_rows.blocks_of(len(x), outputs, inputs)
-    codes, scales = weight.codes.reshape(outputs, inputs), weight.scales.reshape(outputs)
-    return None if blocks is None else eight_bit_rows.eight_bit_rows(x, codes, scales, blocks, dtype)
+    blocks = four_bit_rows.blocks_of(len(x), weight.factors.shape[1], x.shape[1], weight.group, weight.run)
+    return None if blocks is None else four_bit_rows.four_bit_rows(x, weight, blocks, dtype)
 
 
 @partial(jax.jit, static_argnums=(1, 2))
@@ -331,8 +322,10 @@ MUCH_SHARED_MEMORY = (8.0, 8.7, 9.0, 10.0, 10.3)  # compute capabilities where a
 
 HOPPER = 9.0  # the compute capability for which Mosaic's kernels are written
 
-# Rounding on a GPU where our kernels multiply few rows with codes.
-ROUNDING_ON_HOPPER = GPU.rounding._replace(product=CodeProduct(has_blocks, multiply_codes), few_rows=multiply_few)
+# Rounding on a GPU where kernels of ours multiply few rows with codes.
+ROUNDING_ON_HOPPER = GPU.rounding._replace(
+    product=CodeProduct(has_blocks, multiply_codes), four_bits=multiply_four_bits
+)
 
 
 def gpu_kernels(computes: float | None) -> Kernels:
