@@ -46,9 +46,9 @@ WORD_BYTES = 4
 
 
 class Units(NamedTuple):
-    """How codes become floats. The last bits of a float whose other bits are zero count its smallest numbers, so a code
-    that is alone in an element is a number, and one four bits higher is sixteen times as much. Multiplied by a power of
-    two, and less the zero point, it is exact."""
+    """The numbers with which codes become floats. The last bits of a float whose other bits are zero count its smallest
+    numbers, so a code that is alone in an element is a number, and one four bits higher is sixteen times as much.
+    Multiplied by a power of two, and less the zero point, it is exact."""
 
     powers: tuple[int, int]  # bits of the powers for a code in the lowest four bits, and in the next
     above: int  # bits of a float to which a zero point may be added as bits
