@@ -1,4 +1,4 @@
-"""How programs share a product of few rows with four-bit weights; and where a model asks for it."""
+"""Blocks of a product of few rows with four-bit weights, and models that ask for it."""
 
 from typing import Any
 
