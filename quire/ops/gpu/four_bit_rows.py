@@ -36,6 +36,7 @@ SPLITS = (1, 2, 4)  # programs of a cluster
 DEPTHS = (4, 4), (2, 4), (4, 2), (2, 2), (2, 1), (1, 1)
 DEPTHS_OF_MANY = (4, 4), (4, 2), (2, 4), (2, 2), (2, 1), (1, 1)
 MOST_AHEAD = 8
+MOST_STEPS = 1.15  # that are computed, of those that there are: beyond the last, codes, factors and rows are zeros
 
 
 class RowBlocks(NamedTuple):
@@ -55,33 +56,39 @@ def blocks_of(num_rows: int, outputs: int, inputs: int, group: int, run: int) ->
     is_narrow = num_rows <= NARROW or num_rows % NARROW == 0
     if num_rows > MOST_ROWS or not is_narrow or outputs % WIDE or not (by_warp or group % step == 0):
         return None
-    num_rows = max(num_rows, NARROW)
+    num_rows, num_steps = max(num_rows, NARROW), inputs // step
     is_tall = by_warp and outputs % (2 * WIDE) == 0 and outputs >= 2 * WIDE * MULTIPROCESSORS
     wide = 2 * WIDE if is_tall else WIDE
-    splits = _splits(outputs // wide, inputs // step, LEAST_BUSY if by_warp else LEAST_BUSY_OF_MANY)
+    splits = _splits(outputs // wide, num_steps, LEAST_BUSY if by_warp else LEAST_BUSY_OF_MANY)
     programs = min(-(-outputs // wide * splits // MULTIPROCESSORS), MOST_PROGRAMS)  # of a multiprocessor at once
     for groups in (2, 1) if by_warp and not is_tall else (1,):
-        room = SHARED_BYTES // programs // groups - (wide * num_rows * 4 if splits * groups > 1 else 0)
+        sources = splits * groups
+        room = SHARED_BYTES // programs // groups - (wide * num_rows * 4 if sources > 1 else 0)
         for ahead, steps in DEPTHS if by_warp else DEPTHS_OF_MANY:
             width = steps * step
-            if inputs % (width * splits * groups) or (group % width and width % group):
+            if (group % width and width % group) or not _is_full(num_steps, steps * sources):
                 continue
-            found = min(room // _bytes_of(num_rows, wide, width, group), inputs // (width * splits * groups))
+            found = min(room // _bytes_of(num_rows, wide, width, group), ceil(num_steps / (steps * sources)))
             if found >= ahead:
                 return RowBlocks(wide, steps, min(found, MOST_AHEAD), splits, groups)
     return None
 
 
-def _splits(tiles: int, steps: int, least: int) -> int:
+def _splits(tiles: int, num_steps: int, least: int) -> int:
     """So few that multiprocessors have about as much to do each: else it is as long as for those with most."""
 
     def busy(splits: int) -> float:
         share = tiles * splits / MULTIPROCESSORS
         return share / ceil(share)
 
-    possible = [splits for splits in SPLITS if steps % splits == 0]
+    possible = [splits for splits in SPLITS if _is_full(num_steps, splits)]
     good = (one for one in possible if busy(one) >= ENOUGH_BUSY and tiles * one >= least)
     return next(good, max(possible, key=busy))
+
+
+def _is_full(num_steps: int, at_once: int) -> bool:
+    """True if steps in so many equal parts are few more than there are."""
+    return ceil(num_steps / at_once) * at_once <= MOST_STEPS * num_steps
 
 
 def _bytes_of(num_rows: int, outputs: int, width: int, group: int) -> int:
@@ -131,7 +138,7 @@ def _kernel(
     codes, factors, rows, parts, are_there = shared
     (_, tokens, width), inputs = rows.shape, x_ref.shape[1]
     sources = blocks.splits * blocks.groups
-    count = inputs // width // sources
+    count = ceil(inputs / (width * sources))
     program, group = lax.axis_index("program"), lax.axis_index("group")
     start, first = program * blocks.outputs, group * blocks.ahead
     source = group if blocks.splits == 1 else lax.axis_index("split") * blocks.groups + group
