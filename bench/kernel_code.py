@@ -29,7 +29,7 @@ from quire.ops.coded import Coded
 from quire.ops.four_bits import FourBits
 from quire.ops.gpu.kernels import multiply_codes, multiply_four_bits
 
-# What the compiler asks of a device.
+# The facts about a device that the compiler asks for.
 H200 = """
 gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128

@@ -63,7 +63,7 @@ def multiply(dtype: Any, wide: list[Any], rows: list[Any], sums: list[Any]) -> l
 
 
 def by_place(registers: Any) -> dict[tuple[int, int, int], Any]:
-    """Where registers are: by 64 rows of a tall array, by eight columns, and by half of a tile."""
+    """The places of registers, by 64 rows of a tall array, by eight columns, and by half of a tile."""
     return {(at[0], at[1], sum(at[2:])): at for at in np.ndindex(registers.shape)}
 
 
