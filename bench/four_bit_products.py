@@ -3,9 +3,9 @@
     python bench/four_bit_products.py [--rows 1,8,16,32,64] [--group 128] [--forms hopper,kernel,XLA]
     python bench/four_bit_products.py --sweep 28672x4096 --rows 1 [--seconds 40]
 
-`hopper`: quire/ops/gpu/four_bit_rows.py. `kernel`: quire/ops/gpu/four_bit_product.py, for other GPUs. `XLA`: codes are
-widened inside its product. Bytes are those of codes, scales and zero points, each read once. `--sweep`: `kernel` of one
-shape with every kind of blocks, the fastest last.
+`hopper`: quire/ops/gpu/four_bit_rows.py, on GPUs that it is for. `kernel`: quire/ops/gpu/four_bit_product.py, for other
+GPUs. `XLA`: codes are widened inside its product. Bytes are those of codes, scales and zero points, each read once.
+`--sweep`: `kernel` of one shape with every kind of blocks, the fastest last.
 """
 
 import argparse
@@ -19,10 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from eight_bit_products import SHAPES, rows_of, timed_us
 
+from quire.executor.compute_capability import compute_capability
 from quire.ops.coded import Coded
 from quire.ops.four_bits import FourBits
 from quire.ops.gpu.four_bit_product import FourBitBlocks, four_bit_product
-from quire.ops.gpu.kernels import multiply_four_bits
+from quire.ops.gpu.kernels import HOPPER, multiply_four_bits
 from quire.ops.gpu.tiles import least_dot
 
 COPIES = 4  # of each weight, so that it does not stay in the device's caches
@@ -86,7 +87,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="1,8,16,32,64")
     parser.add_argument("--group", type=int, default=128)
-    parser.add_argument("--forms", default="hopper,kernel,XLA")
+    is_hopper = compute_capability(jax.devices()[0]) == HOPPER
+    parser.add_argument("--forms", default="hopper,kernel,XLA" if is_hopper else "kernel,XLA")
     parser.add_argument("--sweep")
     parser.add_argument("--seconds", type=float, default=40)
     options = parser.parse_args()

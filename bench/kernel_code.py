@@ -27,7 +27,7 @@ from jax.sharding import SingleDeviceSharding
 
 from quire.ops.coded import Coded
 from quire.ops.four_bits import FourBits
-from quire.ops.gpu.kernels import multiply_codes, multiply_four_bits
+from quire.ops.gpu.kernels import has_blocks, multiply_codes, multiply_four_bits
 
 # The facts about a device that the compiler asks for.
 H200 = """
@@ -57,12 +57,13 @@ def four_bits(rows: int, outputs: int, inputs: int, group: int) -> tuple[Callabl
         )
     )  # fmt: skip
     x = jax.ShapeDtypeStruct((rows, inputs), jnp.bfloat16)
-    return lambda x, weight: multiply_four_bits(x, weight, x.dtype), (x, weight)
+    return lambda x, weight: None if weight is None else multiply_four_bits(x, weight, x.dtype), (x, weight)
 
 
 def codes(rows: int, outputs: int, inputs: int, _: int) -> tuple[Callable[..., Any], Any]:
-    given = (jax.ShapeDtypeStruct((count, inputs), jnp.float8_e4m3fn) for count in (rows, outputs))
-    return lambda rows, matrix: multiply_codes(rows, matrix, jnp.bfloat16), tuple(given)
+    given = [jax.ShapeDtypeStruct((count, inputs), jnp.float8_e4m3fn) for count in (rows, outputs)]
+    has_kernel = has_blocks(rows, given[1], 1)
+    return lambda rows, matrix: multiply_codes(rows, matrix, jnp.bfloat16) if has_kernel else None, given
 
 
 KERNELS = {"four_bits": four_bits, "codes": codes}
