@@ -48,15 +48,15 @@ class Tiling(NamedTuple):
 # The fastest of a dozen on an H200, whether contexts are alike or not, whole or in parts; and for codes, which are half
 # the bytes and are widened by each warp.
 TILING, OF_CODES = Tiling(32, 2, 3), Tiling(16, 1, 3)
-# Of codes, by the most rows times heads of keys: fewer are cut into smaller parts, as there is room for more programs.
+# By the most rows times heads of keys: fewer are cut into smaller parts, as there is room for more programs.
+OF_FEW = ((64, 64, TILING),)
 OF_FEW_CODES = ((256, 64, Tiling(32, 1, 3)), (512, 128, OF_CODES))
 
 
 def cut_of(is_coded: bool, rows_and_heads: int) -> tuple[int, Tiling]:
     """The positions of a part, and the tiling, of so many rows times heads of keys."""
-    if not is_coded:
-        return PART, TILING
-    return next(((part, tiling) for most, part, tiling in OF_FEW_CODES if rows_and_heads <= most), (PART, OF_CODES))
+    of_few, of_many = (OF_FEW_CODES, OF_CODES) if is_coded else (OF_FEW, TILING)
+    return next(((part, tiling) for most, part, tiling in of_few if rows_and_heads <= most), (PART, of_many))
 
 
 def decode_attention(spec: AttentionSpec, q: jax.Array, *others: Any, **options: Any) -> jax.Array:

@@ -13,7 +13,7 @@ COLUMNS = 8  # queries of a head, at most: the narrow side of the device's produ
 FEATURES = 128
 LEAST_SCALES = 8  # of a page: the least that is copied at once is 16 bytes
 # Positions of a part, by the least rows times heads of keys. With fewer, `decode_attention` is as fast.
-PARTS = ((512, 512), (128, 256))
+PARTS = ((256, 512), (128, 256))
 
 
 def part_of(spec: AttentionSpec, q: jax.Array, pages: Any, rows: int) -> int | None:
