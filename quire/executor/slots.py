@@ -11,7 +11,7 @@ import numpy as np
 from quire.core.plan import SlotStart
 from quire.executor.launch import Ints
 from quire.executor.shapes import Shapes
-from quire.request import MAX_ADJUSTED_TOKENS, SamplingParams
+from quire.request import MAX_ADJUSTED_TOKENS, MIN_SHARE, SamplingParams
 
 NO_TOKEN = 2**31 - 1  # beyond any vocabulary
 
@@ -119,7 +119,7 @@ def pack_starts(starts: list[tuple[SlotStart, PagesByGroup]], size: int, shapes:
 def _float_params(sampling: SamplingParams) -> tuple[float, ...]:
     return (
         sampling.temperature,
-        sampling.top_p,
+        max(sampling.top_p, MIN_SHARE),
         sampling.min_p,
         sampling.typical_p,
         sampling.repetition_penalty,

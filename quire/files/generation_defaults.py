@@ -24,14 +24,14 @@ class GenerationDefaults:
 
 
 # For each field: its type, the values it may have, and these in words. NaN is none of them.
-_PROBABILITY = (int | float, lambda value: 0 < value <= 1, "a number above 0 and at most 1")
+_PROBABILITY = (int | float, lambda value: 0 <= value <= 1, "a number from 0 to 1")
 _ALLOWED: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     "do_sample": (bool, lambda value: True, "true or false"),
     "temperature": (int | float, lambda value: 0 <= value <= 100, "a number from 0 to 100"),
     "top_k": (int, lambda value: -1 <= value < 2**31, "a whole number from -1 to 2147483647"),
     "top_p": _PROBABILITY,
-    "min_p": (int | float, lambda value: 0 <= value <= 1, "a number from 0 to 1"),
-    "typical_p": _PROBABILITY,
+    "min_p": _PROBABILITY,
+    "typical_p": (int | float, lambda value: 0 < value <= 1, "a number above 0 and at most 1"),
     "repetition_penalty": (int | float, lambda value: 0 < value <= 100, "a number above 0 and at most 100"),
     "max_new_tokens": (int, lambda value: 0 < value < 2**31, "a whole number from 1 to 2147483647"),
 }

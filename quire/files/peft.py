@@ -21,7 +21,7 @@ CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 
 # Initialisations that leave the base model's weights as they are.
-_PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
+_PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 # Fields that change what an adapter computes, and the values with which they change nothing.
 _OFF: dict[str, tuple[Any, ...]] = {
     "use_dora": (False,),

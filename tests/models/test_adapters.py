@@ -142,6 +142,7 @@ def test_weights_for_several_devices_take_the_same_adapter(devices: int, tmp_pat
         ({"target_modules": "all-linear"}, 4 / 3),
         ({"target_modules": r".*\.q_proj"}, 4 / 3),
         ({"fan_in_fan_out": True, "lora_dropout": 0.1, "init_lora_weights": "gaussian"}, 4 / 3),
+        ({"init_lora_weights": None}, 4 / 3),
     ],
 )
 def test_scales_follow_the_config(config: dict[str, Any], scale: float, tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ LIMITS: dict[str, tuple[str, Any, Any]] = {
         CHATS, CHAT | {"logprobs": True, "top_logprobs": 20}, CHAT | {"logprobs": True, "top_logprobs": 21}
     ),
     "top_p": (COMPLETIONS, TEXT | {"top_p": 1.0}, TEXT | {"top_p": 1.0000001}),
+    "the least top_p": (COMPLETIONS, TEXT | {"top_p": 0}, TEXT | {"top_p": -1e-9}),
     "frequency_penalty": (COMPLETIONS, TEXT | {"frequency_penalty": -2}, TEXT | {"frequency_penalty": -2.0001}),
     "a bias": (COMPLETIONS, TEXT | {"logit_bias": {"1": 100}}, TEXT | {"logit_bias": {"1": 100.1}}),
     "a token with a bias": (
