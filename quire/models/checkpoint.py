@@ -20,6 +20,7 @@ from quire.models.coded_weights import coded_like, coded_weight
 from quire.models.formats.quantized_source import QuantizedSource
 from quire.models.model import Model
 from quire.models.params import Param, ParamTree
+from quire.models.standard import HEAD_NAME
 from quire.ops.coded import Coded, Parts
 from quire.ops.four_bit_experts import FourBitExperts
 from quire.ops.four_bits import FourBits
@@ -273,6 +274,7 @@ def stored_names(model: Model, source: TensorSource) -> dict[str, str]:
         found[canonical] = name
 
     params = leaves(stored_params(model, source))
+    found |= _head_as_embedding(model, source, found)
     declared = {tensor.name: tensor.shape for param in params for tensor in param.sources}
     fused = {
         tensor.name: param.apart
@@ -304,6 +306,18 @@ def stored_names(model: Model, source: TensorSource) -> dict[str, str]:
         lines = [f"{len(names)} {kind}: {listed(names)}" for kind, names in problems.items() if names]
         raise InvalidCheckpoint("the checkpoint does not fit the model: " + "; ".join(lines))
     return {name: found[name] for name in declared}
+
+
+def _head_as_embedding(model: Model, source: TensorSource, found: Mapping[str, str]) -> dict[str, str]:
+    """The checkpoint's name of a tied embedding that is stored as the head alone: tools that store shared memory once
+    keep the first of its names."""
+    params = model.params()
+    name = params["embedding"].sources[0].name
+    if "head" in params or name in found:
+        return {}
+    heads = (one for one in source.tensors() if one.endswith(HEAD_NAME) and model.canonical_name(one) is None)
+    head = next(heads, None)
+    return {} if head is None else {name: head}
 
 
 def stored_params(model: Model, source: TensorSource) -> ParamTree:

@@ -27,6 +27,8 @@ from quire.models.routing import Router
 from quire.models.temperature import QueryTemperature
 from quire.ops.attention_spec import AttentionSpec
 
+HEAD_NAME = "lm_head.weight"
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -217,7 +219,7 @@ def decoder(
         norm=norm,
         max_positions=max_positions,
         rename=lambda name: used_name(rename(name), tied),
-        head=None if tied else vocabulary("lm_head.weight", sizes),
+        head=None if tied else vocabulary(HEAD_NAME, sizes),
         **scalars,
     )
 
@@ -229,6 +231,6 @@ def vocabulary(name: str, sizes: Sizes) -> Param:
 
 def used_name(name: str | None, tied: bool) -> str | None:
     """None for a tensor that some checkpoints store although it follows from the config or from other tensors."""
-    if name is None or name.endswith(".rotary_emb.inv_freq") or (tied and name == "lm_head.weight"):
+    if name is None or name.endswith(".rotary_emb.inv_freq") or (tied and name == HEAD_NAME):
         return None
     return name

@@ -262,7 +262,8 @@ def test_a_row_of_logits_that_are_not_numbers_fails_alone(params: SamplingParams
 
 
 AT_LIMITS = [
-    {"temperature": 1e-320}, {"temperature": 100.0}, {"top_p": 1e-30}, {"top_p": 1e-320}, {"top_p": 0.0}, {"typical_p": 1e-30}, {"min_p": 1e-320},
+    {"temperature": 1e-320}, {"temperature": 100.0}, {"top_p": 1e-30}, {"top_p": 0.0}, {"typical_p": 1e-30},
+    {"top_p": 1e-320}, {"min_p": 1e-320},
     {"min_p": 1.0}, {"repetition_penalty": 0.01}, {"repetition_penalty": 100.0}, {"frequency_penalty": -2.0},
     {"frequency_penalty": 1e-320}, {"presence_penalty": 2.0}, {"presence_penalty": -1e-320},
     {"logit_bias": {0: 1e-320}},

@@ -4,14 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from quire.config import Config
 from quire.engine.build import plan_deployment
 from quire.files.model_files import locate
+from quire.models.checkpoint import load_weights
 from quire.models.formats.quantized_source import open_checkpoint
 from quire.models.registry import build_model
 from quire.models.stored_head import with_stored_head
@@ -35,6 +37,13 @@ def write(folder: Path, config: dict[str, Any], head: str, prefix: str = "") -> 
     if head != "none":
         tensors[f"{prefix}{HEAD}"] = heads[head]
     (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+
+
+def without_embedding(folder: Path, prefix: str = "") -> None:
+    """The checkpoint with a head alone."""
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[f"{prefix}{EMBEDDING}"]
     save_file(tensors, folder / "model.safetensors")
 
 
@@ -63,6 +72,18 @@ def test_a_head_that_is_not_the_embedding_is_used(tmp_path: Path, head: str, tie
 def test_a_head_within_a_model_with_more_than_text_is_found(tmp_path: Path, head: str, tied: bool) -> None:
     write(tmp_path, NESTED, head, prefix="language_model.")
     assert is_tied(tmp_path) == tied
+
+
+@pytest.mark.parametrize(("config", "prefix"), [(CASES["llama-biases"], ""), (NESTED, "language_model.")])
+def test_a_tied_embedding_may_be_stored_as_the_head_alone(tmp_path: Path, config: dict[str, Any], prefix: str) -> None:
+    write(tmp_path, config, "copy", prefix)
+    files = locate(str(tmp_path))
+    model = build_model(files.config)
+    whole = load_weights(model, open_checkpoint(files), dtype="float32")
+    without_embedding(tmp_path, prefix)
+    alone = load_weights(model, open_checkpoint(files), dtype="float32")
+    assert is_tied(tmp_path)
+    jax.tree.map(np.testing.assert_array_equal, alone, whole)
 
 
 def test_a_deployment_has_the_stored_head(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
