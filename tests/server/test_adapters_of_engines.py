@@ -29,8 +29,8 @@ class WithAdapters(Worker):
         await asyncio.sleep(0)
         return task
 
-    async def load(self) -> "asyncio.Task[None]":
-        return await self.begin(self.service.adapters.load("c", "c", self.service.engines, replaces=False))
+    async def load(self, *, replaces: bool = False) -> "asyncio.Task[None]":
+        return await self.begin(self.service.adapters.load("c", "c", self.service.engines, replaces=replaces))
 
     def answer(self, engine: int, kind: type, error: str | None = None, table: AdapterTable | None = None) -> None:
         """Answer the last command of this kind."""
@@ -73,6 +73,49 @@ def test_an_engine_that_ends_does_not_answer_for_another() -> None:
         with pytest.raises(EngineFailed, match="has ended"):
             await loading
         assert not worker.service.model.adapters
+
+    asyncio.run(run())
+
+
+def test_an_adapter_that_one_engine_cannot_read_again_is_unloaded() -> None:
+    """Its folder is the same, so nothing else tells the engines that one of them has what was there before."""
+
+    async def run() -> None:
+        worker = WithAdapters()
+        loading = await worker.load()
+        for engine in range(2):
+            worker.answer(engine, LoadAdapter, table=AdapterTable(1, {"c": "/c"}))
+        await loading
+        again = await worker.load(replaces=True)
+        worker.answer(0, LoadAdapter, table=AdapterTable(2, {"c": "/c"}))
+        worker.answer(1, LoadAdapter, error="invalid_adapter")
+        async with asyncio.timeout(WAIT_S):
+            while not worker.ports[0].of(UnloadAdapter):
+                await asyncio.sleep(0)
+        assert not worker.ports[1].of(UnloadAdapter), "it follows the table"
+        worker.answer(0, UnloadAdapter, table=AdapterTable(3, {}))
+        with pytest.raises(InvalidAdapter):
+            await again
+        assert not worker.service.model.adapters
+        assert synced(worker.ports[1]) == SyncAdapters(3, {})
+
+    asyncio.run(run())
+
+
+def test_an_adapter_that_no_engine_can_read_again_stays() -> None:
+    async def run() -> None:
+        worker = WithAdapters()
+        loading = await worker.load()
+        for engine in range(2):
+            worker.answer(engine, LoadAdapter, table=AdapterTable(1, {"c": "/c"}))
+        await loading
+        again = await worker.load(replaces=True)
+        for engine in range(2):
+            worker.answer(engine, LoadAdapter, error="invalid_adapter")
+        with pytest.raises(InvalidAdapter):
+            await again
+        assert not any(port.of(UnloadAdapter) for port in worker.ports)
+        assert worker.service.model.adapters == {"c": "/c"}
 
     asyncio.run(run())
 

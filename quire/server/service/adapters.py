@@ -57,10 +57,11 @@ class ServedAdapters:
             self._loading.discard(name)
 
     async def _load(self, name: str, path: str, engines: Engines) -> None:
-        had, connected = name in self._model.adapters, _connected(engines)
+        before, connected = self._model.adapters.get(name), _connected(engines)
         done = await self._ask(connected, lambda number: LoadAdapter(number, name, path))
         failed = [one for one in done if one.kind is not None]
-        if failed and not had:  # those that have it must not be the only ones
+        # Those that have it must not be the only ones. Others try again by themselves if its folder is another.
+        if failed and before in (None, self._model.adapters.get(name)):
             ports = [port for port, one in zip(connected, done, strict=True) if one.kind is None]
             await self._ask(ports, lambda number: UnloadAdapter(number, name))
         self._agree(engines)
