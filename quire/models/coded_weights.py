@@ -1,6 +1,7 @@
 """Weights of a model from the matrices of a quantised checkpoint, joined without widening them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -59,7 +60,17 @@ def _layouts(param: Param, source: QuantizedSource, names: Sequence[str]) -> lis
         raise UnsupportedModel(f"{names[0]} is quantised: this family stores its matrices transposed")
     if param.shape[-1] % 2 and any(layout is not None and layout[1].bits == 4 for layout in found):
         raise UnsupportedModel(f"{names[0]} has four bits and an odd number of inputs, {param.shape[-1]}, in a head")
-    return [None if layout is None else layout[1] for layout in found]
+    layouts = [None if layout is None else layout[1] for layout in found]
+    has_index = param.is_of_experts and any(layout is not None and layout.has_index for layout in layouts)
+    return [layout._replace(has_index=True) if has_index and layout is not None else layout for layout in layouts]
+
+
+def _ordered(side: InputSide, layout: Layout) -> InputSide:
+    """With the order of its inputs where its layout has one. An expert that calibration never reached has them in
+    order, which formats leave out; those beside it have another."""
+    if side.index is not None or not layout.has_index:
+        return side
+    return replace(side, index=(np.arange(layout.inputs) // layout.group).astype(np.int32))
 
 
 def _is_joined(param: Param, source: QuantizedSource, names: Sequence[str], layouts: Sequence[Layout | None]) -> bool:
@@ -67,7 +78,7 @@ def _is_joined(param: Param, source: QuantizedSource, names: Sequence[str], layo
     first = layouts[0]
     is_alike = first is not None and all(layout == first for layout in layouts)
     if is_alike and first is not None and (first.has_index or first.has_input_scale):
-        sides = [source.side(name) for name in names]
+        sides = [_ordered(source.side(name), first) for name in names]
         step = max(1, len(names) // _num_matrices(param))
         is_alike = all(side.is_equal(sides[i - i % step]) for i, side in enumerate(sides))
     if not is_alike and param.is_of_experts:
@@ -84,7 +95,8 @@ def _joined(param: Param, layout: Layout, tensors: Sequence[CodedTensor]) -> Cod
         joined = arrays[0] if param.join is None else param.join(arrays)
         return _own(joined.reshape(_scales_shape(param, layout)))
 
-    sides = [tensor.side for tensor in tensors[:: max(1, len(tensors) // _num_matrices(param))]]
+    firsts = tensors[:: max(1, len(tensors) // _num_matrices(param))]
+    sides = [_ordered(tensor.side, layout) for tensor in firsts]
     side = sides[0]
     if param.is_of_experts:
         side = InputSide(

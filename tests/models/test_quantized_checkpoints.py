@@ -26,6 +26,7 @@ from tests.models.test_quantized import on_first_device, spread
 from tests.models.tiny import prompt, relative_error, whole_logits
 
 LLAMA = CASES["llama"]
+MIXTRAL = {**CASES["mixtral"], "head_dim": 8}
 TOKENS = prompt(12, LLAMA["vocab_size"])
 
 
@@ -122,6 +123,24 @@ def test_parts_of_a_fused_projection_may_be_quantised_differently(tmp_path: Path
 
     weights = assert_logits(write_checkpoint(tmp_path / "b", LLAMA, FORMATS["fp8-static"], make=by_scale))
     assert isinstance(weights["layers"][0]["attention"]["qkv"], Parts)
+
+
+@pytest.mark.parametrize("in_order", [(1,), (0, 2, 3)], ids=str)
+def test_experts_whose_inputs_are_in_order_may_be_beside_others(in_order: tuple[int, ...], tmp_path: Path) -> None:
+    """Act-order sorts nothing where calibration never reached an expert."""
+
+    def make(module: str, weight: Array) -> Matrix:
+        is_in_order = any(f".experts.{expert}." in module for expert in in_order)
+        return FORMATS["gptq-4" if is_in_order else "gptq-4-act-order"].make(module, weight)
+
+    checkpoint = write_checkpoint(tmp_path / "coded", MIXTRAL, FORMATS["gptq-4-act-order"], make=make)
+    write_plain(tmp_path / "plain", MIXTRAL, checkpoint.wide)
+    got, expected = (whole_logits(*loaded(folder), TOKENS) for folder in (checkpoint.folder, tmp_path / "plain"))
+    assert relative_error(got, expected) < 1e-5
+    model, weights = loaded(checkpoint.folder)
+    like = weights_like(model, open_checkpoint(locate(str(checkpoint.folder))), dtype="float32")
+    shapes, expected_shapes = ([leaf.shape for leaf in jax.tree.leaves(coded(one))] for one in (weights, like))
+    assert shapes == expected_shapes
 
 
 def test_a_head_can_be_quantised_too(tmp_path: Path) -> None:
