@@ -14,7 +14,7 @@ MAX_ADJUSTED_TOKENS = 1024  # of one request: those with a bias, and those that 
 MAX_TOKEN_ID = 2**31 - 1
 # The device computes in float32. Within these limits no number becomes 0 or infinite there, nor makes a logit so.
 MAX_TEMPERATURE = 100.0  # logits divided by more are all alike
-MIN_SHARE = 1e-30  # of the probability, which leaves the most likely token alone: top_p and typical_p
+MIN_SHARE = 1e-30  # of the probability, which leaves one token: top_p and typical_p
 MIN_PENALTY, MAX_PENALTY = 0.01, 100.0  # by which logits are multiplied or divided
 
 
@@ -86,7 +86,7 @@ class SamplingParams:
 
     temperature: float = 1.0  # 0 takes the most likely token
     top_k: int = 0  # 0: off
-    top_p: float = 1.0  # below MIN_SHARE, 0 too: as MIN_SHARE
+    top_p: float = 1.0  # 0 takes the most likely token, as anything up to MIN_SHARE
     min_p: float = 0.0
     typical_p: float = 1.0
     repetition_penalty: float = 1.0

@@ -102,6 +102,26 @@ def test_an_adapter_that_one_engine_cannot_read_again_is_unloaded() -> None:
     asyncio.run(run())
 
 
+def test_an_adapter_that_is_read_again_outlives_an_engine() -> None:
+    """The next one reads what is in the folder now, as the others have."""
+
+    async def run() -> None:
+        worker = WithAdapters()
+        loading = await worker.load()
+        for engine in range(2):
+            worker.answer(engine, LoadAdapter, table=AdapterTable(1, {"c": "/c"}))
+        await loading
+        again = await worker.load(replaces=True)
+        worker.engine_lost(0)
+        worker.answer(1, LoadAdapter, table=AdapterTable(2, {"c": "/c"}))
+        with pytest.raises(EngineFailed):
+            await again
+        assert not worker.ports[1].of(UnloadAdapter)
+        assert worker.service.model.adapters == {"c": "/c"}
+
+    asyncio.run(run())
+
+
 def test_an_adapter_that_no_engine_can_read_again_stays() -> None:
     async def run() -> None:
         worker = WithAdapters()

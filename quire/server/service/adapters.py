@@ -60,8 +60,10 @@ class ServedAdapters:
         before, connected = self._model.adapters.get(name), _connected(engines)
         done = await self._ask(connected, lambda number: LoadAdapter(number, name, path))
         failed = [one for one in done if one.kind is not None]
-        # Those that have it must not be the only ones. Others try again by themselves if its folder is another.
-        if failed and before in (None, self._model.adapters.get(name)):
+        # Of another folder, engines that failed hear by the table; those that ended read it anew in any case.
+        is_same_folder = before == self._model.adapters.get(name)
+        is_mixed = is_same_folder and any(one.kind != EngineFailed.kind for one in failed)
+        if failed and (before is None or is_mixed):  # those that have it must not be the only ones
             ports = [port for port, one in zip(connected, done, strict=True) if one.kind is None]
             await self._ask(ports, lambda number: UnloadAdapter(number, name))
         self._agree(engines)
