@@ -1,12 +1,12 @@
 """Settings of the host's memory behind the prefix cache."""
 
 import math
-import os
 from dataclasses import replace
 from typing import NamedTuple
 
 from quire.config import Config
 from quire.errors import InvalidSetting
+from quire.machine import memory_bytes
 from quire.resolve import as_size
 
 # Bytes that a step may copy from the host; fewer while sequences decode, if that would slow them.
@@ -31,7 +31,7 @@ def with_host_cache(config: Config) -> Config:
     some."""
     if config.host_cache_gib:
         return config
-    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    memory_gib = memory_bytes() / 2**30
     return replace(config, host_cache_gib=round(min(HOST_CACHE_GIB, memory_gib / 8), 2))
 
 

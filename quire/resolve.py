@@ -1,6 +1,5 @@
 """Decides the settings that were left open, and logs each choice with its reason."""
 
-import os
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from quire.choice import ASKED_FOR, Choice, chosen
 from quire.compile_settings import resolve_compile_processes
 from quire.config import Config
 from quire.errors import InvalidSetting
+from quire.machine import num_processors
 from quire.reproducible import least_rows, resolve_reproducible
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -213,7 +213,7 @@ def resolve(config: Config, facts: Facts, is_served: bool = False) -> Resolved:
         choose("max_total_tokens", *_max_total_tokens(platform, facts.max_positions)),
         fraction,
         resolve_max_burst(config, platform, defaults.max_burst, page_size.value, facts.weight_bytes, is_served),
-        choose("compile_threads", min(os.cpu_count() or 1, 16), "one for each core, up to 16"),
+        choose("compile_threads", min(num_processors(), 16), "one for each core, up to 16"),
     ]
     choices.append(resolve_compile_processes(config, platform, choices[-1].value, facts.outside_bytes))
     if config.waiting_served_ratio or config.max_waiting_tokens:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from quire import __version__
+from quire import __version__, machine
 from quire.cache_folder import cache_folder
 from quire.cli.console import log_to_stderr
 from quire.cli.settings import with_settings
@@ -117,10 +117,12 @@ def _machine() -> dict[str, Any]:
 
     devices = jax.devices()
     kinds = sorted({device.device_kind for device in devices})
-    host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    host = f"{platform.machine()}, {machine.num_visible_processors()} cores, {as_size(machine.physical_memory_bytes())}"
+    limits = machine.container_limits()
     return {
         "versions": f"quire {__version__}, jax {jax.__version__}, python {platform.python_version()}",
-        "host": f"{platform.machine()}, {os.cpu_count()} cores, {as_size(host_bytes)}",
+        "host": host,
+        **({} if limits is None else {"this container": limits}),
         "devices": f"{len(devices)} x {jax.default_backend()} ({', '.join(kinds)})",
         "memory of a device": as_size(device_memory_bytes(devices[0])),
         **unused_gpus(jax.default_backend(), visible_gpus(os.environ)),

@@ -43,6 +43,7 @@ from quire.files.model_files import ModelFiles, locate
 from quire.files.progress import Progress, silent
 from quire.files.tensor_source import TensorSource
 from quire.grammar.matcher import Grammars
+from quire.machine import container_limits, limit_threads
 from quire.models.adapter_plan import plan_adapters
 from quire.models.checkpoint import stored_names
 from quire.models.decoder import Decoder
@@ -96,6 +97,7 @@ def plan_deployment(
     if source is not None:  # before memory is taken for what the config says
         stored_names(model, source)
     reserve_device_memory(config.host_cache_gib)
+    limit_threads()
     if meet is not None:
         config = meet(files, config)
     mesh = None
@@ -238,6 +240,8 @@ def _build_engine(
         weights, draft = load_model(deployment, progress), load_draft(deployment, progress)
         deployment, begun = beginning.result()
     log.debug("weights are loaded")
+    if (allowed := container_limits()) is not None:
+        log.info("this container has %s", allowed)
     for choice in deployment.choices:
         if choice.is_automatic:
             log.info("%s", choice)

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from quire.executor.shapes import Shapes
 from quire.executor.step import SCORED_AT_ONCE
+from quire.machine import memory_bytes
 from quire.models.checkpoint import Quantize, leaves, weights_like
 from quire.models.formats.quantized_source import QuantizedSource
 from quire.models.model import Model
@@ -38,7 +39,7 @@ def reserve_device_memory(pinned_gib: float = 0.0) -> None:
 def device_memory_bytes(device: jax.Device) -> int:
     """The memory that arrays on this device can have."""
     stats = device.memory_stats() or {}
-    return int(stats.get("bytes_limit", 0)) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(stats.get("bytes_limit", 0)) or memory_bytes()
 
 
 def outside_bytes(device: jax.Device) -> int:

@@ -1,6 +1,5 @@
 """Weights in a GGUF file, under Hugging Face names, dequantised as they are read."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -16,6 +15,7 @@ from quire.files.gguf import GGUFTensor, read_header
 from quire.files.gguf_config import ROPE_FACTORS, architecture_of, config_from_gguf
 from quire.files.gguf_experts import MAX_EXPERTS
 from quire.files.tensor_source import BLOCK, BLOCK_SIZE, Array, TensorInfo
+from quire.machine import num_processors
 
 _PLAIN: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("float32"),
@@ -206,7 +206,7 @@ _IN_BLOCKS: dict[str, Callable[[Array], Array | None]] = {
 def _for_each(fill: Callable[[int], None], starts: range) -> None:
     """Run `fill` for each start, in threads if there are several."""
     if len(starts) > 1:
-        with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as pool:
+        with ThreadPoolExecutor(min(_MAX_THREADS, num_processors())) as pool:
             for _ in pool.map(fill, starts):
                 pass
     else:

@@ -14,7 +14,7 @@ from quire.server.settings import ServerSettings
 
 
 def gpus(*parts: str) -> list[EngineDevices]:
-    return [EngineDevices(gpus=tuple(part.split(","))) for part in parts]
+    return [EngineDevices(gpus=tuple(part.split(",")), num_engines=len(parts)) for part in parts]
 
 
 def test_each_engine_has_gpus_of_its_own():
@@ -34,8 +34,9 @@ def test_too_few_gpus_are_refused():
 
 
 def test_without_gpus_engines_have_equal_shares_of_the_cores():
-    assert divide_devices(2, 1, (), (0, 1, 2, 3, 4)) == [EngineDevices(cores=(0, 1)), EngineDevices(cores=(2, 3))]
-    assert divide_devices(3, 1, (), (0, 1)) == [EngineDevices()] * 3  # all share them
+    halves = [EngineDevices(cores=cores, num_engines=2) for cores in ((0, 1), (2, 3))]
+    assert divide_devices(2, 1, (), (0, 1, 2, 3, 4)) == halves
+    assert divide_devices(3, 1, (), (0, 1)) == [EngineDevices(num_engines=3)] * 3  # all share them
 
 
 def test_gpus_are_those_that_cuda_would_show(tmp_path: Path):

@@ -10,6 +10,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdlib.h>
 #include <sys/sysinfo.h>
 #include <time.h>
 
@@ -22,7 +23,7 @@ class Crew {
  public:
   // One for the process, which never ends: libraries are not unloaded, and its threads hold nothing.
   static Crew& instance() {
-    static Crew* crew = new Crew(get_nprocs() - 1);
+    static Crew* crew = new Crew(processors() - 1);
     return *crew;
   }
 
@@ -76,8 +77,19 @@ class Crew {
   explicit Crew(int helpers) : helpers_(helpers < 0 ? 0 : helpers) {
     for (int i = 0; i < helpers_; ++i) {
       pthread_t thread;
-      if (pthread_create(&thread, nullptr, begin, this) == 0) pthread_detach(thread);  // calls do without it if not
+      if (pthread_create(&thread, nullptr, begin, this) != 0) return;  // calls do without it and those after it
+      pthread_setname_np(thread, "quire-crew");
+      pthread_detach(thread);
     }
+  }
+
+  // Those that this thread may run on, or the share of them that NPROC names, which XLA's own threads follow as well.
+  static int processors() {
+    const char* share = getenv("NPROC");
+    const int given = share == nullptr ? 0 : atoi(share);
+    if (given > 0) return given;
+    cpu_set_t allowed;
+    return sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : get_nprocs();
   }
 
   static void* begin(void* crew) {

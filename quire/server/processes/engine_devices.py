@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.errors import InvalidSetting
+from quire.machine import limit_threads
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -16,9 +17,11 @@ class EngineDevices:
 
     gpus: tuple[str, ...] = ()  # as CUDA_VISIBLE_DEVICES names them; none on a machine without
     cores: tuple[int, ...] = ()  # empty: all
+    num_engines: int = 1  # those that share the processors which a container allows
 
     def apply(self) -> None:
         """Restrict this process. Called before JAX looks for devices."""
+        limit_threads(self.num_engines)
         if self.gpus:
             os.environ[VISIBLE] = ",".join(self.gpus)
         elif self.cores:
@@ -36,15 +39,16 @@ def divide_devices(
     """
     if not gpus:
         share = len(cores) // num_engines
-        parts = [cores[number * share : (number + 1) * share] for number in range(num_engines)]
-        return [EngineDevices(cores=part) for part in parts]
+        shares = [cores[number * share : (number + 1) * share] for number in range(num_engines)]
+        return [EngineDevices(cores=part, num_engines=num_engines) for part in shares]
     needed = num_engines * per_engine
     if needed > len(gpus):
         several = f" with tensor_parallel {per_engine}" if per_engine > 1 else ""
         raise InvalidSetting(
             f"data_parallel is {num_engines}{several}, which needs {needed} GPUs; there are {len(gpus)}"
         )
-    return [EngineDevices(gpus=gpus[number * per_engine : (number + 1) * per_engine]) for number in range(num_engines)]
+    parts = [gpus[number * per_engine : (number + 1) * per_engine] for number in range(num_engines)]
+    return [EngineDevices(gpus=part, num_engines=num_engines) for part in parts]
 
 
 def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:

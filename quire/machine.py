@@ -1,0 +1,90 @@
+"""The memory and the processors that this process may use: those of the machine, or less in a container."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+SYSTEM = Path("/")
+_UNLIMITED = ("max", "-1")  # in the second version of control groups, and in the first
+
+
+def memory_bytes(system: Path = SYSTEM) -> int:
+    """The memory of the machine, or the least limit of the control groups that this process is in."""
+    limits = [physical_memory_bytes()]
+    for folder in _control_groups("memory", system):
+        for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
+            limits += [int(text) for text in _words(folder / name) if text not in _UNLIMITED]
+    return min(limits)
+
+
+def num_processors(system: Path = SYSTEM, visible: int | None = None) -> int:
+    """The `visible` processors, or the share of them that the control groups of this process allow, rounded down:
+    threads beyond the share would be stopped for the rest of each period, in the middle of a step."""
+    shares = [float(visible or num_visible_processors())]
+    for folder in _control_groups("cpu", system):
+        of_first = [*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us")]
+        quota, *period = _words(folder / "cpu.max") or of_first or ["max"]
+        if quota not in _UNLIMITED and period:
+            shares.append(int(quota) / int(period[0]))
+    return max(1, int(min(shares)))
+
+
+def physical_memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def num_visible_processors() -> int:
+    """Processors that this process may run on, whatever share of their time it has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def limit_threads(num_engines: int = 1, system: Path = SYSTEM) -> None:
+    """Give XLA and the native library a thread for each processor that the container allows, where it allows fewer than
+    there are. Call it before JAX has looked for devices. NPROC is XLA's variable; if it is set already, it holds."""
+    allowed = num_processors(system)
+    if allowed < num_visible_processors():
+        os.environ.setdefault("NPROC", str(max(1, allowed // num_engines)))
+
+
+def container_limits() -> str | None:
+    """The limits below the machine's own, in words; None if there are none."""
+    memory, processors = memory_bytes(), num_processors()
+    physical, visible = physical_memory_bytes(), num_visible_processors()
+    found = [f"{memory / 2**30:.1f} of {physical / 2**30:.1f} GiB of memory"] if memory < physical else []
+    found += [f"{processors} of {visible} processors"] if processors < visible else []
+    return " and ".join(found) or None
+
+
+def _control_groups(controller: str, system: Path) -> Iterator[Path]:
+    """Folders of the control groups that this process is in, from its own to the outermost that it can see."""
+    mounts = [*_mounts(controller, system)]
+    for line in _lines(system / "proc/self/cgroup"):
+        _, controllers, group = line.split(":", 2)
+        for is_unified, root, mount in mounts:
+            if controllers != "" if is_unified else controller not in controllers.split(","):
+                continue
+            folder = mount / os.path.relpath(group, root)
+            if ".." in group or not Path(group).is_relative_to(root) or not folder.is_dir():
+                folder = mount  # the group has another name outside of the container
+            yield from (one for one in (folder, *folder.parents) if one.is_relative_to(mount))
+
+
+def _mounts(controller: str, system: Path) -> Iterator[tuple[bool, str, Path]]:
+    """Where a controller's groups are mounted: whether in the second version, the group at the top, and the folder."""
+    for line in _lines(system / "proc/self/mountinfo"):
+        before, _, after = line.partition(" - ")
+        (root, mount), (kind, _, options) = before.split()[3:5], after.split()[:3]
+        if kind == "cgroup2" or (kind == "cgroup" and controller in options.split(",")):
+            yield kind == "cgroup2", root, system / mount.replace("\\040", " ").lstrip("/")
+
+
+def _words(path: Path) -> list[str]:
+    return " ".join(_lines(path)).split()
+
+
+def _lines(path: Path) -> list[str]:
+    """None of a file that is not there or may not be read."""
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
