@@ -83,6 +83,7 @@ class Facts:
     compute_capability: float | None = None  # of NVIDIA GPUs; None: unknown
     widened_weight_bytes: int = 0  # of the largest weight that a product widens
     outside_bytes: int = 0  # of a GPU, that are not JAX's
+    host_bytes: int = 0  # of the host's memory, the share of one engine
     is_native: bool = False  # whether all products and norms are those of the native library
 
 

@@ -43,7 +43,7 @@ from quire.files.model_files import ModelFiles, locate
 from quire.files.progress import Progress, silent
 from quire.files.tensor_source import TensorSource
 from quire.grammar.matcher import Grammars
-from quire.machine import container_limits, limit_threads
+from quire.machine import container_limits, limit_threads, memory_bytes
 from quire.models.adapter_plan import plan_adapters
 from quire.models.checkpoint import stored_names
 from quire.models.decoder import Decoder
@@ -87,9 +87,11 @@ def plan_deployment(
     files: ModelFiles | None = None,
     is_served: bool = False,
     meet: Meet | None = None,
+    num_engines: int = 1,
 ) -> Deployment:
     """Find the model's files, unless given, and decide whether and how it fits. `is_served`: to clients, so queue and
-    steps have bounds. `meet` finds the other processes of a group, and returns the settings that all of them have."""
+    steps have bounds. `meet` finds the other processes of a group, and returns the settings that all of them have.
+    `num_engines` of this server share the memory of the host."""
     files = files or locate(**config.place_of_model, progress=progress)
     source = open_checkpoint(files)
     files = with_stored_head(files, source)
@@ -100,12 +102,10 @@ def plan_deployment(
     limit_threads()
     if meet is not None:
         config = meet(files, config)
-    mesh = None
-    if config.tensor_parallel > 1:
-        mesh = tensor_mesh(jax.devices()[: config.tensor_parallel])
-        model = model.for_devices(mesh.size)
+    mesh = tensor_mesh(jax.devices()[: config.tensor_parallel]) if config.tensor_parallel > 1 else None
+    model = model if mesh is None else model.for_devices(mesh.size)
     draft = find_draft(config, files, model, progress)
-    facts = _facts(config, model, mesh, draft, source)
+    facts = _facts(config, model, mesh, draft, source, memory_bytes() // num_engines)
     resolved = resolve(config, facts, is_served)
     adapters = plan_adapters(config, model, resolved, mesh)
     if meet is not None and adapters.sizes.slots:
@@ -143,7 +143,12 @@ def plan_deployment(
 
 
 def _facts(
-    config: Config, model: Decoder, mesh: Mesh | None, draft: DraftPlan | None, source: Checkpoint | None
+    config: Config,
+    model: Decoder,
+    mesh: Mesh | None,
+    draft: DraftPlan | None,
+    source: Checkpoint | None,
+    host_bytes: int,
 ) -> Facts:
     platform, device = jax.default_backend(), jax.local_devices()[0]
     dtype = resolve_dtype(platform, config.dtype).value
@@ -168,7 +173,8 @@ def _facts(
     return Facts(
         platform=platform,
         num_devices=len(jax.devices()),
-        memory_bytes=device_memory_bytes(device),
+        memory_bytes=host_bytes if platform == "cpu" else device_memory_bytes(device),
+        host_bytes=host_bytes,
         compute_capability=compute_capability(device),
         outside_bytes=outside_bytes(device),
         max_positions=model.max_positions,

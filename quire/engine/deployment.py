@@ -17,7 +17,6 @@ from quire.files.gguf_source import GGUFSource
 from quire.files.model_files import ModelFiles
 from quire.files.safetensors_source import SafetensorsSource
 from quire.host_cache_settings import resolve_host_cache
-from quire.machine import memory_bytes
 from quire.models.adapter_plan import AdapterPlan
 from quire.models.checkpoint import leaves
 from quire.models.decoder import Decoder
@@ -138,7 +137,7 @@ def cache_capacity(deployment: Deployment) -> dict[str, str]:
 def with_host_pages(limits: Limits, deployment: Deployment) -> Limits:
     """The limits with the host pages of the settings. All other numbers are final."""
     facts, page_bytes = deployment.facts, deployment.host_page_bytes
-    free_bytes = memory_bytes()
+    free_bytes = facts.host_bytes
     if facts.platform == "cpu":
         free_bytes -= facts.weight_bytes + limits.num_pages * page_bytes
     pages_of_step = limits.pages_for(limits.max_batch_prefill_tokens) * len(limits.page_groups)

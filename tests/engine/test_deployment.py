@@ -13,16 +13,18 @@ from quire.engine.build import plan_deployment
 from quire.engine.deployment import Deployment, cache_capacity
 from quire.engine.slot_state import with_snapshots
 from quire.errors import InvalidSetting
+from quire.machine import memory_bytes
 from quire.ops.native import library
 from quire.resolve import RESERVE_BYTES
 from tests.models.cases import CASES
 
 
-def planned(folder: Path, name: str, **settings: Any) -> Deployment:
+def planned(folder: Path, name: str, *, num_engines: int = 1, **settings: Any) -> Deployment:
     config = folder / "config.json"
     config.write_text(json.dumps(CASES[name]))
     given: dict[str, Any] = {"dtype": "float32", "page_size": 4, "max_batch_size": 4, "max_total_tokens": 128}
-    return plan_deployment(Config(f"random:{config}", cache_dir=str(folder), **(given | settings)))
+    chosen = Config(f"random:{config}", cache_dir=str(folder), **(given | settings))
+    return plan_deployment(chosen, num_engines=num_engines)
 
 
 def test_a_model_with_windows_fits_more_sequences_and_the_text_says_how_many(tmp_path: Path) -> None:
@@ -214,3 +216,14 @@ def test_reproducible_on_a_cpu_needs_every_part_of_the_native_library(
     monkeypatch.setattr(library, "need", lambda part: part != "codes")
     with pytest.raises(InvalidSetting, match="the library, or a part of it, is not there"):
         planned(tmp_path, "llama", reproducible=True)
+
+
+def test_engines_of_one_server_share_the_memory_of_the_host(tmp_path: Path) -> None:
+    alone, third = (planned(tmp_path, "llama", num_engines=number) for number in (1, 3))
+    assert alone.facts.memory_bytes == alone.facts.host_bytes == memory_bytes()
+    assert third.facts.memory_bytes == third.facts.host_bytes == memory_bytes() // 3
+    assert third.resolved.memory_limit_bytes == pytest.approx(alone.resolved.memory_limit_bytes / 3, abs=2)
+    gib = memory_bytes() / 2**30
+    assert planned(tmp_path, "llama", num_pages=101, host_cache_gib=gib / 2).limits.host_pages > 0
+    with pytest.raises(InvalidSetting, match=r"host_cache_gib is .*; the host has .* besides weights and pages"):
+        planned(tmp_path, "llama", num_pages=101, host_cache_gib=gib / 2, num_engines=3)

@@ -17,7 +17,7 @@ class EngineDevices:
 
     gpus: tuple[str, ...] = ()  # as CUDA_VISIBLE_DEVICES names them; none on a machine without
     cores: tuple[int, ...] = ()  # empty: all
-    num_engines: int = 1  # those that share the processors which a container allows
+    num_engines: int = 1  # those of the server, which share the memory and the processors that a container allows
 
     def apply(self) -> None:
         """Restrict this process. Called before JAX looks for devices."""

@@ -64,7 +64,9 @@ class ModelEngine:
             leader = Leader(self.group, lambda reason: describe(Waiting(reason)))
             meet = lead(leader, self.group)
         config = self._config()
-        deployment = plan_deployment(config, progress, files=files, is_served=True, meet=meet)
+        deployment = plan_deployment(
+            config, progress, files=files, is_served=True, meet=meet, num_engines=self.devices.num_engines
+        )
         built = build_engine(deployment, progress, others=leader)
         programs = built.executor.programs
         shows = self.show_progress and not programs.can_begin_at_once
