@@ -15,7 +15,7 @@ from quire.reproducible import least_rows, resolve_reproducible
 
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZE = ("none", "int8", "fp8")
-METHODS = ("compressed-tensors", "fp8", "gptq", "awq", "mxfp4")  # of checkpoints
+METHODS = ("compressed-tensors", "fp8", "gptq", "awq", "mxfp4", "modelopt")  # of checkpoints
 
 
 # Platforms as JAX names them.

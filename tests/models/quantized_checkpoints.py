@@ -128,6 +128,11 @@ def _gptq_config(bits: int, **fields: Any) -> dict[str, Any]:
     return {"quant_method": "gptq", "bits": bits, "group_size": GROUP, **defaults, **fields}
 
 
+def _modelopt(algorithm: str, **fields: Any) -> dict[str, Any]:
+    producer = {"name": "modelopt", "version": "0.47.0"}
+    return {"quant_method": "modelopt", "producer": producer, "quant_algo": algorithm, "ignore": ["lm_head"], **fields}
+
+
 _FP8 = {"num_bits": 8, "type": "float"}
 _TOKEN = {"num_bits": 8, "dynamic": True, "strategy": "token", "symmetric": True}
 _INT4 = {"num_bits": 4, "strategy": "group", "group_size": GROUP}
@@ -199,6 +204,16 @@ FORMATS: dict[str, Format] = {
             {"num_bits": 8, "type": "int", "symmetric": False, "dynamic": False},
         ),
         int8_rows(by_stored(0.05, False, -7), _ZERO),
+    ),
+    "modelopt-fp8": Format(
+        _modelopt("FP8", kv_cache_scheme=None), float8_rows("tensor", "weight_scale", "input_scale")
+    ),
+    "modelopt-fp8-channels": Format(
+        _modelopt("FP8_PER_CHANNEL_PER_TOKEN"), float8_rows("channel", "weight_scale", None)
+    ),
+    "modelopt-fp8-blocks": Format(
+        _modelopt("fp8_pb_wo", group_size=GROUP),
+        lambda module, weight: float8_blocks(weight, (GROUP, GROUP), "weight_scale", lambda x: x),
     ),
     "ct-int4": Format(compressed("pack-quantized", _INT4), packed(4)),
     "ct-int4-asymmetric": Format(

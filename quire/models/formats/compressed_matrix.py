@@ -74,6 +74,8 @@ class CompressedMatrix:
             module.checked("input_scale", ((), (1,)), FLOATS)
             if not self.rounding.symmetric:
                 module.checked("input_zero_point", ((), (1,)), ("int8", "int32", "int64"))
+        elif module.has("input_scale"):
+            raise module.error("input_scale", "is not used: by its config no activation is divided by it")
         in_pairs = self.is_packed and self.bits == 4
         layout = Layout(
             inputs=inputs,
@@ -123,13 +125,14 @@ class CompressedMatrix:
         if self.strategy == "channel" or self.size is None:
             return (outputs, 1), (outputs,)
         high, wide = self.size
-        return ((-(-outputs // high), -(-inputs // wide)),)
+        blocks = -(-outputs // high), -(-inputs // wide)
+        single: tuple[Shape, ...] = ((), (1,)) if blocks == (1, 1) and self.strategy == "block" else ()
+        return blocks, (blocks[0], 1, blocks[1], 1), *single
 
     def _by_output(self, values: Array, outputs: int) -> Array:
         """[outputs, groups] of what has the shape of a scale."""
-        rows = values.reshape(-1, values.shape[-1] if self.strategy in ("group", "block") else 1)
         times = outputs if self.strategy == "tensor" else 1 if self.size is None else self.size[0]
-        return np.repeat(rows, times, axis=0)[:outputs]
+        return np.repeat(values.reshape(-(-outputs // times), -1), times, axis=0)[:outputs]
 
     def _zeros(self, module: Module, outputs: int) -> Array | None:
         """Zero points of codes in memory."""

@@ -18,6 +18,7 @@ from quire.models.formats.compressed_tensors import read_compressed_tensors
 from quire.models.formats.format import CodedTensor, Format, InputSide, Layout, Module, Quantization
 from quire.models.formats.fp8 import read_fp8
 from quire.models.formats.gptq import read_gptq
+from quire.models.formats.modelopt import read_modelopt
 from quire.models.formats.mxfp4 import FLOATS_OF_FOUR_BITS, read_mxfp4
 from quire.ops.coded import MIDDLE
 
@@ -27,6 +28,7 @@ READERS: dict[str, Callable[[Fields], Quantization]] = {
     "gptq": read_gptq,
     "awq": read_awq,
     "mxfp4": read_mxfp4,
+    "modelopt": read_modelopt,
 }
 _REASONS = {
     "bitsandbytes": "its codes and nested scales are defined by its own kernels; use the checkpoint it was made of, "
