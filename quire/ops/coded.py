@@ -13,19 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from quire.ops.activation_rounding import Rounding
 from quire.ops.native import coded_product, library
-from quire.ops.rounded_rows import (
-    EPSILON,
-    HALF_OF_INT8,
-    LARGEST_FLOAT8,
-    CodeProduct,
-    RoundedRows,
-    Rows,
-    ScaledSums,
-    nearest_codes,
-    round_rows,
-    values,
-)
+from quire.ops.rounded_rows import CodeProduct, RoundedRows, Rows, ScaledSums, values
 
 Axes = tuple[str | None, ...]
 # (rows [n, inputs], matrices [e, outputs, inputs], sizes [e]) -> float32 [n, outputs]
@@ -37,60 +27,6 @@ LARGEST_INT8 = 127.0
 # and rounding rows would add to it. Programs of so few rows are compiled with XLA's own products, which alone do that.
 FEW_ROWS = 32
 WIDENED_AT_ONCE = 1 << 24  # numbers of experts; their float copies are a step's largest temporary otherwise
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """The quantisation of activations that a checkpoint asks for. The scale is `input_scale`, or one of each row."""
-
-    is_float: bool  # e4m3, or else int8
-    group: int | None = None  # inputs that share a scale; None: all of a row
-    symmetric: bool = True
-
-    def __call__(self, x: jax.Array, scale: jax.Array | None, zero: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        """The codes of rows [t, inputs] less their zero points, in float32, and their scales [t or 1, groups]."""
-        rows = x.astype(jnp.float32)
-        size = rows.shape[1]
-        group = size if self.group is None else self.group
-        groups = -(-size // group)
-        rows = jnp.pad(rows, ((0, 0), (0, groups * group - size))).reshape(len(x), groups, group)
-        if scale is None:
-            scale, zero = self._measured(rows)
-        else:
-            scale, zero = scale.reshape(-1, 1, 1), None if zero is None else zero.reshape(-1, 1, 1)
-        codes = _divided(rows, scale) + (0.0 if zero is None else zero)
-        if self.is_float:
-            codes = jnp.clip(codes, -LARGEST_FLOAT8, LARGEST_FLOAT8).astype(jnp.float8_e4m3fn).astype(jnp.float32)
-        else:
-            codes = jnp.clip(jnp.round(codes), -128.0, 127.0) - (0.0 if zero is None else zero)
-        return codes.reshape(len(x), -1)[:, :size], scale[..., 0]
-
-    def codes(self, x: jax.Array, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        """The codes of rows [t, inputs] as they are multiplied, e4m3 or int8, and their scales [t, 1]: symmetric, and
-        one for a row."""
-        if scale is None:
-            rounded = round_rows(x, self.code_dtype)
-            return rounded.codes, rounded.scales
-        rows = x.astype(jnp.float32)
-        scales = jnp.broadcast_to(scale, (len(x), 1))
-        if not self.is_float:
-            scales += jnp.sum(rows - rows, axis=1, keepdims=True)  # 0, or NaN, which int8 cannot be
-        return nearest_codes(rows * (1.0 / scale), self.code_dtype), scales
-
-    @property
-    def code_dtype(self) -> Any:
-        return jnp.dtype(jnp.float8_e4m3fn if self.is_float else jnp.int8)
-
-    def _measured(self, rows: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """Scales and zero points of groups [t, groups, group] that reach from their least number to their largest."""
-        if self.symmetric:
-            reach = jnp.max(jnp.abs(rows), axis=-1, keepdims=True)
-            scale = _divided(reach, LARGEST_FLOAT8 if self.is_float else HALF_OF_INT8)
-        else:
-            least = jnp.minimum(jnp.min(rows, axis=-1, keepdims=True), 0.0)
-            scale = _divided(jnp.maximum(jnp.max(rows, axis=-1, keepdims=True), 0.0) - least, 255.0)
-        scale = jnp.where(scale == 0.0, EPSILON, scale)
-        return scale, None if self.symmetric else jnp.round(jnp.clip(-128.0 - least / scale, -128.0, 127.0))
 
 
 @partial(
@@ -153,8 +89,9 @@ class Coded:
             return self.sums(x, dtype).numbers()
         x = values(x)
         if self._multiplies_codes:  # the numbers are used as they are, and the codes widened inside the product
+            assert self.rounding is not None
             codes = self.codes.reshape(-1, x.shape[1]).astype(x.dtype)
-            out = jnp.einsum("ti,oi->to", x, codes, preferred_element_type=jnp.float32)
+            out = jnp.einsum("ti,oi->to", self.rounding.unrounded(x), codes, preferred_element_type=jnp.float32)
             return jnp.asarray(out * self._column_scales)
         inputs = prod(self.shape[-self.num_contracted :])
         groups = self.scales.shape[-1]
@@ -197,6 +134,8 @@ class Coded:
     def row_code_dtype(self, num_rows: int, kernel: CodeProduct | None) -> Any | None:
         """The type of the codes that so many rows are multiplied in, each row with a scale of its own; else None."""
         if not self._multiplies_codes or self.is_of_experts or self.input_scale is not None:
+            return None
+        if self.rounding is not None and self.rounding.reach is not None:  # scales of rows are not those of others
             return None
         has_kernel = kernel is not None and kernel.fits(num_rows, self.codes, self.num_contracted)
         return self.codes.dtype if num_rows > FEW_ROWS or has_kernel else None
@@ -328,14 +267,6 @@ def four_bit_floats(codes: jax.Array) -> jax.Array:
     normal = jax.lax.bitcast_convert_type((size << 22) + (126 << 23), jnp.float32)
     found = jnp.where(size < 2, size * jnp.float32(0.5), normal)
     return jnp.where(codes & 8 > 0, -found, found)
-
-
-def _divided(numbers: jax.Array, divisor: jax.Array | float) -> jax.Array:
-    """Exact quotients. The compiler would multiply by the inverse of a divisor that several numbers share, which gives
-    another last bit, and the largest activation of a row lies exactly between two codes of int8."""
-    each = jnp.broadcast_to(jnp.asarray(divisor, jnp.float32), numbers.shape)
-    exact: jax.Array = numbers / jax.lax.optimization_barrier(each)  # type: ignore[no-untyped-call]
-    return exact
 
 
 def _spread(values: jax.Array, group: int | None, size: int) -> jax.Array:

@@ -18,6 +18,7 @@ from tests.models.quantized_matrices import (
     Make,
     Round,
     awq,
+    by_bounded_token,
     by_run,
     by_stored,
     by_token,
@@ -133,6 +134,7 @@ def _modelopt(algorithm: str, **fields: Any) -> dict[str, Any]:
     return {"quant_method": "modelopt", "producer": producer, "quant_algo": algorithm, "ignore": ["lm_head"], **fields}
 
 
+REACH = 1.5  # which some activations exceed
 _FP8 = {"num_bits": 8, "type": "float"}
 _TOKEN = {"num_bits": 8, "dynamic": True, "strategy": "token", "symmetric": True}
 _INT4 = {"num_bits": 4, "strategy": "group", "group_size": GROUP}
@@ -204,6 +206,10 @@ FORMATS: dict[str, Format] = {
             {"num_bits": 8, "type": "int", "symmetric": False, "dynamic": False},
         ),
         int8_rows(by_stored(0.05, False, -7), _ZERO),
+    ),
+    "fbgemm-fp8": Format(
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": REACH, "modules_to_not_convert": ["lm_head"]},
+        float8_rows("channel", "weight_scale", None, round_=by_bounded_token(REACH)),
     ),
     "modelopt-fp8": Format(
         _modelopt("FP8", kv_cache_scheme=None), float8_rows("tensor", "weight_scale", "input_scale")

@@ -8,7 +8,7 @@ import numpy as np
 
 from quire.errors import InvalidCheckpoint
 from quire.files.tensor_source import TensorInfo, TensorSource
-from quire.ops.coded import Rounding
+from quire.ops.activation_rounding import Rounding
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]

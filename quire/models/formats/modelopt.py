@@ -9,7 +9,7 @@ from quire.models.fields import Fields
 from quire.models.formats.cache_scheme import read_cache_scheme
 from quire.models.formats.compressed_matrix import CompressedMatrix
 from quire.models.formats.format import Format
-from quire.ops.coded import Rounding
+from quire.ops.activation_rounding import Rounding
 
 _KNOWN = {
     "quant_method", "producer", "quantization", "quant_algo", "kv_cache_quant_algo", "kv_cache_scheme",

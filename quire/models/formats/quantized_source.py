@@ -15,6 +15,7 @@ from quire.models.fields import Fields
 from quire.models.formats.awq import read_awq
 from quire.models.formats.cache_scheme import CACHE_SCALES, CACHE_ZEROS
 from quire.models.formats.compressed_tensors import read_compressed_tensors
+from quire.models.formats.fbgemm_fp8 import read_fbgemm_fp8
 from quire.models.formats.format import CodedTensor, Format, InputSide, Layout, Module, Quantization
 from quire.models.formats.fp8 import read_fp8
 from quire.models.formats.gptq import read_gptq
@@ -29,6 +30,7 @@ READERS: dict[str, Callable[[Fields], Quantization]] = {
     "awq": read_awq,
     "mxfp4": read_mxfp4,
     "modelopt": read_modelopt,
+    "fbgemm_fp8": read_fbgemm_fp8,
 }
 _REASONS = {
     "bitsandbytes": "its codes and nested scales are defined by its own kernels; use the checkpoint it was made of, "
