@@ -15,9 +15,11 @@ from quire.reproducible import least_rows, resolve_reproducible
 
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZE = ("none", "int8", "fp8")
-METHODS = ("compressed-tensors", "fp8", "gptq", "awq", "mxfp4", "modelopt", "fbgemm_fp8")  # of checkpoints
+METHODS = (  # of checkpoints
+    "compressed-tensors", "fp8", "gptq", "awq", "mxfp4", "modelopt", "fbgemm_fp8", "auto-round",
+)  # fmt: skip
 # Names that other servers have for the method of a checkpoint, and the method.
-OTHER_NAMES = {("fp8", "fbgemm_fp8"), ("modelopt_fp4", "modelopt")}
+OTHER_NAMES = {("fp8", "fbgemm_fp8"), ("modelopt_fp4", "modelopt"), ("intel/auto-round", "auto-round")}
 
 
 # Platforms as JAX names them.

@@ -129,6 +129,12 @@ def _gptq_config(bits: int, **fields: Any) -> dict[str, Any]:
     return {"quant_method": "gptq", "bits": bits, "group_size": GROUP, **defaults, **fields}
 
 
+def _auto_round(packing: str, **fields: Any) -> dict[str, Any]:
+    defaults = {"bits": 4, "group_size": GROUP, "sym": True, "data_type": "int", "autoround_version": "0.16.1"}
+    blocks = {"block_name_to_quantize": "model.layers"}
+    return {"quant_method": "auto-round", "packing_format": packing, **defaults, **blocks, **fields}
+
+
 def _modelopt(algorithm: str, **fields: Any) -> dict[str, Any]:
     producer = {"name": "modelopt", "version": "0.47.0"}
     return {"quant_method": "modelopt", "producer": producer, "quant_algo": algorithm, "ignore": ["lm_head"], **fields}
@@ -207,6 +213,8 @@ FORMATS: dict[str, Format] = {
         ),
         int8_rows(by_stored(0.05, False, -7), _ZERO),
     ),
+    "auto-round": Format(_auto_round("auto_round:auto_gptq"), gptq(4)),
+    "auto-round-awq": Format(_auto_round("auto_round:auto_awq", sym=False), awq),
     "fbgemm-fp8": Format(
         {"quant_method": "fbgemm_fp8", "activation_scale_ub": REACH, "modules_to_not_convert": ["lm_head"]},
         float8_rows("channel", "weight_scale", None, round_=by_bounded_token(REACH)),

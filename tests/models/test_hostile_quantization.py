@@ -182,7 +182,7 @@ GROUP_0 = "config_groups__group_0"
             "input_activations.strategy = 'token'",
         ),
         (group(**{f"{GROUP_0}__targets": ["re:(a+)+$"]}), "targets = "),
-        (group(ignore=["re:("]), "'re:(' is no pattern"),
+        (group(ignore=["re:("]), "ignore: '(' is no pattern"),
         (group(ignore=["re:" + ".*" * 200]), "is beyond what a pattern may have"),
         (group(ignore=["re:" + "a" * 600]), "is beyond what a pattern may have"),
         (group(ignore="lm_head"), "ignore = 'lm_head'"),

@@ -3,11 +3,11 @@
 import re
 from dataclasses import dataclass
 
-from quire.errors import InvalidCheckpoint, shown
 from quire.models.fields import Fields
 from quire.models.formats.cache_scheme import read_cache_scheme
 from quire.models.formats.compressed_matrix import CompressedMatrix, read_activations, read_weights
 from quire.models.formats.format import Format
+from quire.models.formats.patterns import checked_pattern
 
 STORED = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
 # Those that say nothing about how a checkpoint is read.
@@ -16,10 +16,6 @@ _KNOWN = _REMARKS | {
     "config_groups", "format", "ignore", "kv_cache_scheme", "sparsity_config", "transform_config",
     "moe_sparsity_config",
 }  # fmt: skip
-_MAX_PATTERN = 500
-# The time of a match grows by a power with each repeat, and exponentially with a repeated group of repeats.
-_MAX_REPEATS = 6
-_REPEATED_GROUP = re.compile(r"\)[*+{]")
 
 
 @dataclass(frozen=True)
@@ -105,14 +101,6 @@ def _targets(fields: Fields, name: str) -> tuple[Target, ...]:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise fields.invalid(name, "a list of strings is needed")
     for text in texts:
-        if not text.startswith("re:"):
-            continue
-        repeats = sum(map(text.count, "*+{"))
-        if len(text) > _MAX_PATTERN or repeats > _MAX_REPEATS or _REPEATED_GROUP.search(text):
-            limits = f"{_MAX_PATTERN} characters, {_MAX_REPEATS} repeats and no repeated group"
-            raise fields.unsupported(name, f"{shown(text)} is beyond what a pattern may have: {limits}")
-        try:
-            re.compile(text.removeprefix("re:"))
-        except re.error as error:
-            raise InvalidCheckpoint(f"config: {name}: {shown(text)} is no pattern: {error}") from error
+        if text.startswith("re:"):
+            checked_pattern(fields, name, text.removeprefix("re:"))
     return tuple(map(Target, texts))

@@ -12,6 +12,7 @@ from quire.files.model_files import ModelFiles
 from quire.files.safetensors_source import SafetensorsSource
 from quire.files.tensor_source import Array, TensorInfo
 from quire.models.fields import Fields
+from quire.models.formats.auto_round import read_auto_round
 from quire.models.formats.awq import read_awq
 from quire.models.formats.cache_scheme import CACHE_SCALES, CACHE_ZEROS
 from quire.models.formats.compressed_tensors import read_compressed_tensors
@@ -31,6 +32,8 @@ READERS: dict[str, Callable[[Fields], Quantization]] = {
     "mxfp4": read_mxfp4,
     "modelopt": read_modelopt,
     "fbgemm_fp8": read_fbgemm_fp8,
+    "auto-round": read_auto_round,
+    "intel/auto-round": read_auto_round,
 }
 _REASONS = {
     "bitsandbytes": "its codes and nested scales are defined by its own kernels; use the checkpoint it was made of, "
