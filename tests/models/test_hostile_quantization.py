@@ -13,7 +13,8 @@ from quire.errors import InvalidCheckpoint, QuireError, UnsupportedModel
 from quire.files.model_files import locate
 from quire.files.safetensors_source import SafetensorsSource
 from quire.models.checkpoint import load_weights
-from quire.models.formats.quantized_source import open_checkpoint, read_quantization
+from quire.models.formats.quantized_source import READERS, open_checkpoint, read_quantization
+from quire.models.formats.refused_methods import REASONS
 from quire.models.registry import build_model
 from tests.models.cases import CASES
 from tests.models.quantized_checkpoints import FORMATS, write_checkpoint
@@ -194,6 +195,14 @@ def test_what_is_not_supported_is_refused_by_field_and_value(config: dict[str, A
     with pytest.raises(QuireError) as refusal:
         read_quantization({**LLAMA, "quantization_config": config})
     assert named in str(refusal.value)
+
+
+@pytest.mark.parametrize("method", REASONS)
+def test_a_method_that_is_not_read_is_refused_with_what_to_use_instead(method: str) -> None:
+    assert method not in READERS
+    with pytest.raises(UnsupportedModel, match=f"'{method}' is not supported: [^;]+; use [a-z ]+") as refusal:
+        read_quantization({**LLAMA, "quantization_config": {"quant_method": method, "bits": 4}})
+    assert str(refusal.value).endswith(REASONS[method])
 
 
 def test_matrices_that_are_stored_transposed_are_refused(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from quire.models.formats.fp8 import read_fp8
 from quire.models.formats.gptq import read_gptq
 from quire.models.formats.modelopt import read_modelopt
 from quire.models.formats.mxfp4 import FLOATS_OF_FOUR_BITS, read_mxfp4
+from quire.models.formats.refused_methods import REASONS
 from quire.ops.coded import MIDDLE
 
 READERS: dict[str, Callable[[Fields], Quantization]] = {
@@ -34,10 +35,6 @@ READERS: dict[str, Callable[[Fields], Quantization]] = {
     "fbgemm_fp8": read_fbgemm_fp8,
     "auto-round": read_auto_round,
     "intel/auto-round": read_auto_round,
-}
-_REASONS = {
-    "bitsandbytes": "its codes and nested scales are defined by its own kernels; use the checkpoint it was made of, "
-    "with --quantize int8 on a CPU",
 }
 
 
@@ -173,7 +170,7 @@ def read_quantization(config: Mapping[str, object]) -> Quantization | None:
     method = inner.get("quant_method")
     if not isinstance(method, str) or method not in READERS:
         reason = (
-            _REASONS.get(method, f"known are {', '.join(READERS)}") if isinstance(method, str) else "a name is needed"
+            REASONS.get(method, f"known are {', '.join(READERS)}") if isinstance(method, str) else "a name is needed"
         )
         raise UnsupportedModel(
             f"{fields.family}: quantization_config.quant_method = {shown(method)} is not supported: {reason}"
