@@ -9,15 +9,27 @@ import jax.numpy as jnp
 from quire.ops.rounded_rows import EPSILON, HALF_OF_INT8, LARGEST_FLOAT8, nearest_codes, round_rows, row_reach
 
 LEAST_BOUNDED = 1.0 / (LARGEST_FLOAT8 * 512.0)  # scale of rows that have a largest one (fbgemm)
+LARGEST_FLOAT4 = 6.0
+LEAST_LOCAL = 0.125  # e4m3 in the place of 0, whose numbers become 0 in any case
+# By size: the least that becomes a number, whether that itself does, and the number.
+_FOUR_BITS = (
+    (0.25, False, 0.5), (0.75, True, 1.0), (1.25, False, 1.5), (1.75, True, 2.0), (2.5, False, 3.0), (3.5, True, 4.0),
+    (5.0, False, LARGEST_FLOAT4),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """The quantisation of activations that a checkpoint asks for. The scale is `input_scale`, or one of each row."""
+    """The quantisation of activations that a checkpoint asks for. The scale is `input_scale`, or one of each row.
 
-    is_float: bool  # e4m3, or else int8
+    Floats of four bits have a scale of each group: e4m3 over an `input_scale`, by which it was multiplied, or a power
+    of two.
+    """
+
+    is_float: bool  # e4m3 or e2m1, or else int8
     group: int | None = None  # inputs that share a scale; None: all of a row
     symmetric: bool = True
+    bits: int = 8
     reach: float | None = None  # of one scale of each row, at most; numbers beyond it become the largest code
 
     def __call__(self, x: jax.Array, scale: jax.Array | None, zero: jax.Array | None) -> tuple[jax.Array, jax.Array]:
@@ -27,12 +39,16 @@ class Rounding:
         group = size if self.group is None else self.group
         groups = -(-size // group)
         rows = jnp.pad(rows, ((0, 0), (0, groups * group - size))).reshape(len(x), groups, group)
-        if scale is None:
+        if self.bits == 4:
+            scale = _four_bit_scale(rows, None if scale is None else scale.reshape(-1, 1, 1))
+        elif scale is None:
             scale, zero = self._measured(rows)
         else:
             scale, zero = scale.reshape(-1, 1, 1), None if zero is None else zero.reshape(-1, 1, 1)
         codes = _divided(rows, scale) + (0.0 if zero is None else zero)
-        if self.is_float:
+        if self.bits == 4:
+            codes = nearest_four_bit_floats(codes)
+        elif self.is_float:
             codes = jnp.clip(codes, -LARGEST_FLOAT8, LARGEST_FLOAT8).astype(jnp.float8_e4m3fn).astype(jnp.float32)
         else:
             codes = jnp.clip(jnp.round(codes), -128.0, 127.0) - (0.0 if zero is None else zero)
@@ -78,6 +94,26 @@ def _bounded_scale(reach: jax.Array, most: float) -> jax.Array:
     """The scales of rows whose largest numbers are `reach`, of which `most` counts; NaN stays."""
     scale = _divided(jnp.where(reach > most, most, reach), LARGEST_FLOAT8)
     return jnp.where(scale < LEAST_BOUNDED, LEAST_BOUNDED, scale)
+
+
+def nearest_four_bit_floats(numbers: jax.Array) -> jax.Array:
+    """e2m1 in float32; a number between two becomes the one with an even code, and NaN stays."""
+    size, found = jnp.abs(numbers), jnp.zeros_like(numbers)
+    for least, is_in, number in _FOUR_BITS:
+        found = jnp.where(size >= least if is_in else size > least, number, found)
+    return jnp.where(jnp.isnan(numbers), numbers, jnp.where(numbers < 0, -found, found))
+
+
+def _four_bit_scale(rows: jax.Array, over: jax.Array | None) -> jax.Array:
+    """The scales [t, groups, 1] of groups: e4m3 over a scale of all of them, or powers of two."""
+    reach = jnp.max(jnp.abs(rows), axis=-1, keepdims=True)
+    if over is None:
+        bits = jax.lax.bitcast_convert_type(reach, jnp.int32) + (1 << 21)  # up where the largest would be above 7
+        exponent = jnp.maximum((bits >> 23) - 2, 1)  # e2m1 reaches 2^2
+        return jax.lax.bitcast_convert_type(exponent << 23, jnp.float32)
+    wanted = jnp.clip(_divided(reach, LARGEST_FLOAT4) * over, 0.0, LARGEST_FLOAT8)
+    local = wanted.astype(jnp.float8_e4m3fn).astype(jnp.float32)
+    return _divided(jnp.where(local == 0.0, LEAST_LOCAL, local), over)
 
 
 def _divided(numbers: jax.Array, divisor: jax.Array | float) -> jax.Array:

@@ -31,7 +31,7 @@ WIDENED_AT_ONCE = 1 << 24  # numbers of experts; their float copies are a step's
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["codes", "scales", "zeros", "index", "input_scale", "input_zero", "num_rows"],
+    data_fields=["codes", "scales", "zeros", "index", "input_scale", "input_zero", "num_rows", "output_scales"],
     meta_fields=["shape", "num_contracted", "is_of_experts", "bits", "group", "rounding", "is_native", "is_direct"],
 )
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Coded:
     """A matrix [*outputs, *inputs], or one for each expert: [experts, *outputs, inputs].
 
     Scales have the weight's axes of outputs, and one for the groups of inputs. Scales that are uint8 are exponents of
-    two, and codes of four bits beside them are floats (mxfp4).
+    two. Codes of four bits beside scales of a byte are floats (mxfp4, nvfp4).
     """
 
     codes: Any  # int8 or e4m3 of the weight's shape; of four bits uint8, two along the last axis, the lower first
-    scales: Any  # [*outputs, groups]: floats, or uint8 for e8m0
+    scales: Any  # [*outputs, groups]: floats, e4m3 among them, or uint8 for e8m0
     zeros: Any | None  # int8 or int16 [*outputs, groups]; None: 0, or `MIDDLE` of four bits
     index: Any | None  # int32 [inputs], or [experts, inputs]: the group of each; None: one after the other
     input_scale: Any | None  # float32 [], or [experts]; None: rows have scales of their own, or are not rounded
@@ -57,6 +57,7 @@ class Coded:
     is_native: bool = False  # on one CPU with the native library, which multiplies one row like the next
     is_direct: bool = False  # on GPUs, which multiply codes of eight bits by each other
     num_rows: Any = None  # int32 []: rows that a native product computes, the first; None: all
+    output_scales: Any = None  # float32 [*outputs], times which sums are the products; None: 1
 
     def map(self, change: Callable[[Any, Axes], Any], axes: Axes) -> "Coded":
         """The same with change(array, its axes) for each array; `axes` are those of the weight."""
@@ -74,6 +75,7 @@ class Coded:
             index=whole(self.index),
             input_scale=whole(self.input_scale),
             input_zero=whole(self.input_zero),
+            output_scales=None if self.output_scales is None else change(self.output_scales, axes[:at]),
         )
 
     @property
@@ -116,6 +118,8 @@ class Coded:
             out = jnp.einsum("ti,oi->to", x, numbers.astype(x.dtype), preferred_element_type=jnp.float32)
         if groups == 1:
             out = out * float_scales(scales[:, 0])
+        if self.output_scales is not None:
+            out = out * self.output_scales.reshape(-1)
         return out if row_scale is None else out * row_scale
 
     @property
@@ -167,8 +171,8 @@ class Coded:
         """
         num_experts, inputs = self.shape[0], self.shape[-1]
         outputs, groups = prod(self.shape[1:-1]), self.scales.shape[-1]
-        if self.rounding is not None:
-            x = self.rounded_rows(x, jnp.repeat(jnp.arange(num_experts), sizes, total_repeat_length=len(x)))
+        owner = jnp.repeat(jnp.arange(num_experts), sizes, total_repeat_length=len(x))
+        x = self.rounded_rows(x, owner)
 
         def matrices(*lead: int) -> list[Any]:
             """Codes, scales, zero points and orders of inputs, the experts along these axes."""
@@ -177,7 +181,7 @@ class Coded:
             return [None if a is None else a.reshape(*lead, *shape) for a, *shape in (*shapes, *optional)]
 
         if self._is_native_for(x):
-            return coded_product.product(x, *matrices(num_experts), group=self.group, sizes=sizes)
+            return self._scaled(coded_product.product(x, *matrices(num_experts), group=self.group, sizes=sizes), owner)
         together = _divisor(num_experts, max(1, at_once // (outputs * inputs)))
         chunks = num_experts // together, together
         starts = jnp.cumsum(sizes) - sizes
@@ -195,7 +199,13 @@ class Coded:
             return jax.lax.cond(jnp.sum(own_sizes) > 0, visited, lambda out: out, out), None
 
         parts = matrices(*chunks), sizes.reshape(chunks), starts.reshape(chunks)
-        return jax.lax.scan(add, jnp.zeros((len(x), outputs), jnp.float32), parts)[0]
+        return self._scaled(jax.lax.scan(add, jnp.zeros((len(x), outputs), jnp.float32), parts)[0], owner)
+
+    def _scaled(self, sums: jax.Array, owner: jax.Array) -> jax.Array:
+        """The products of the sums [n, outputs] of the experts [n] that own the rows."""
+        if self.output_scales is None:
+            return sums
+        return jnp.asarray(sums * self.output_scales.reshape(self.shape[0], -1)[owner])
 
     def rounded_rows(self, x: jax.Array, owner: jax.Array) -> jax.Array:
         """Rows [n, inputs] as the checkpoint rounds them for the experts [n] that own them."""
@@ -208,7 +218,8 @@ class Coded:
     def rows(self, indices: jax.Array) -> jax.Array:
         """float32 [n, inputs]: some rows of a matrix."""
         zeros = None if self.zeros is None else self.zeros[indices]
-        return self._widened(self.codes[indices], self.scales[indices], zeros, self.index)
+        found = self._widened(self.codes[indices], self.scales[indices], zeros, self.index)
+        return found if self.output_scales is None else found * self.output_scales[indices][:, None]
 
     def _is_native_for(self, x: jax.Array) -> bool:
         """The kernel reads whole bytes of a group."""
@@ -225,7 +236,7 @@ class Coded:
         if self.bits == 4:
             pairs = jnp.stack((codes & 15, codes >> 4), axis=-1)
             codes = pairs.reshape(*codes.shape[:-1], 2 * codes.shape[-1])
-            if self.scales.dtype == jnp.uint8:
+            if self.scales.dtype.itemsize == 1:
                 return four_bit_floats(codes)
         numbers = codes.astype(jnp.float32)
         if zeros is None:

@@ -26,6 +26,8 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "modelopt-fp8-and-cache": ("FP8_DEFAULT_CFG", ("*self_attn.o_proj*",)),
     "modelopt-fp8-channels": ("FP8_PER_CHANNEL_PER_TOKEN_CFG", ()),
     "modelopt-fp8-blocks": ("FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG", ()),
+    "modelopt-nvfp4": ("NVFP4_DEFAULT_CFG", ()),
+    "modelopt-nvfp4-weights": ("W4A16_NVFP4_CFG", ("*mlp.down_proj*",)),
 }
 
 
@@ -45,6 +47,30 @@ def quantised(name: str, folder: Path) -> Any:
     for wildcard in ignored:
         mtq.disable_quantizer(model, wildcard)
     requantize_resmooth_fused_llm_layers(model)  # as the export does: parts of a fused projection get one scale
+    return model
+
+
+def as_nvfp4(model: Any) -> Any:
+    """The model with what ModelOpt's own functions make of weights and inputs: its kernels for that are for GPUs."""
+    import copy
+
+    import modelopt.torch.quantization as mtq
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+
+    def near(x: Any, over: Any) -> Any:
+        found, scale, double_scale = NVFP4QTensor.quantize(x.clone(), 16, weights_scaling_factor_2=over)
+        return found.dequantize(x.dtype, scale=scale, double_scale=double_scale, block_sizes={-1: 16})
+
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        if not getattr(getattr(module, "weight_quantizer", None), "is_enabled", False):
+            continue
+        over = NVFP4QTensor.get_weights_scaling_factor_2_from_quantizer(module.weight_quantizer)
+        module.weight.data = near(module.weight.data, over)
+        if module.input_quantizer.is_enabled:
+            reach = NVFP4QTensor.get_activation_scaling_factor(module.input_quantizer)
+            module.register_forward_pre_hook(lambda _, given, reach=reach: (near(given[0], reach), *given[1:]))
+    mtq.disable_quantizer(model, "*")
     return model
 
 
@@ -69,10 +95,11 @@ def make(name: str) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         model, made = quantised(name, Path(folder) / "plain"), Path(folder) / "made"
+        rounded = as_nvfp4(model) if "nvfp4" in name else model
         expected = {
             "made_by": f"nvidia-modelopt {modelopt.__version__}, torch {torch.__version__}",
             "tokens": prompt(LENGTH, CONFIG["vocab_size"]),
-            "logits": [[float(f"{x:.7g}") for x in row] for row in logits(model).tolist()],
+            "logits": [[float(f"{x:.7g}") for x in row] for row in logits(rounded).tolist()],
         }
         export_hf_checkpoint(model, export_dir=made)
         target = FOLDER / name

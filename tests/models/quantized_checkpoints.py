@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 from quire.models.checkpoint import leaves
 from quire.models.registry import build_model
+from tests.models.four_bit_matrices import by_power, mxfp4, nvfp4
 from tests.models.quantized_matrices import (
     BLOCK,
     GROUP,
@@ -142,7 +143,10 @@ def _modelopt(algorithm: str, **fields: Any) -> dict[str, Any]:
 
 REACH = 1.5  # which some activations exceed
 _FP8 = {"num_bits": 8, "type": "float"}
+F8 = "torch.float8_e4m3fn"
 _TOKEN = {"num_bits": 8, "dynamic": True, "strategy": "token", "symmetric": True}
+_FP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "scale_dtype": F8}
+_MX4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
 _INT4 = {"num_bits": 4, "strategy": "group", "group_size": GROUP}
 _ZERO = {"input_scale": np.full(1, 0.05, np.float32), "input_zero_point": np.full(1, -7, np.int8)}
 
@@ -238,5 +242,18 @@ FORMATS: dict[str, Format] = {
     ),
     "ct-int8-packed": Format(
         compressed("pack-quantized", {"strategy": "channel", "symmetric": False}), packed(8, size=None, symmetric=False)
+    ),
+    "ct-nvfp4": Format(compressed("nvfp4-pack-quantized", _FP4, {**_FP4, "dynamic": "local"}), nvfp4(rounds=True)),
+    "ct-nvfp4-weights": Format(compressed("nvfp4-pack-quantized", _FP4), nvfp4(rounds=False)),
+    "modelopt-nvfp4": Format(_modelopt("NVFP4", group_size=16), nvfp4(rounds=True, is_modelopt=True)),
+    "modelopt-nvfp4-weights": Format(_modelopt("W4A16_NVFP4"), nvfp4(rounds=False, is_modelopt=True)),
+}
+
+# In groups of 32 inputs, which not every tiny model has.
+WIDE_FORMATS: dict[str, Format] = {
+    "ct-mxfp4": Format(compressed("mxfp4-pack-quantized", _MX4, {**_MX4, "dynamic": True}), mxfp4(by_power)),
+    "ct-mxfp4-weights": Format(compressed("mxfp4-pack-quantized", _MX4), mxfp4(None)),
+    "ct-mxfp4-int8": Format(
+        compressed("mxfp4-pack-quantized", _MX4, {**_TOKEN, "type": "int"}), mxfp4(by_token(False))
     ),
 }

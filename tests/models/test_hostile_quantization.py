@@ -160,7 +160,7 @@ GROUP_0 = "config_groups__group_0"
         ({**FORMATS["fbgemm-fp8"].config, "activation_scale_ub": "1200"}, "activation_scale_ub = '1200'"),
         ({**FORMATS["fbgemm-fp8"].config, "modules_to_not_convert": "lm_head"}, "modules_to_not_convert = 'lm_head'"),
         ({**FORMATS["fp8-static"].config, "kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme = "),
-        (group(format="nvfp4-pack-quantized"), "format = 'nvfp4-pack-quantized' is not supported: known are float"),
+        (group(format="mxfp8-quantized"), "format = 'mxfp8-quantized' is not supported: known are float"),
         (group(kv_cache_scheme={"num_bits": 4}), "kv_cache_scheme.num_bits = 4"),
         (group(kv_cache_scheme={"num_bits": 8, "symmetric": False}), "kv_cache_scheme.symmetric = False"),
         (group(kv_cache_scheme={"strategy": "channel"}), "kv_cache_scheme.strategy = 'channel'"),

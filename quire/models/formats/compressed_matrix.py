@@ -151,7 +151,7 @@ class CompressedMatrix:
 
 
 def read_weights(fields: Fields, is_packed: bool, rounding: Rounding | None, is_static: bool) -> CompressedMatrix:
-    _refuse_arguments(fields)
+    refuse_arguments(fields)
     kind = fields.text("type", "int").lower()
     bits = fields.integer("num_bits", 8)
     supported = {("int", True): (4, 8), ("int", False): (4, 8), ("float", False): (8,)}
@@ -197,7 +197,7 @@ def read_activations(group: Fields) -> tuple[Rounding | None, bool]:
     if "input_activations" not in group:
         return None, False
     fields = group.within("input_activations")
-    _refuse_arguments(fields)
+    refuse_arguments(fields)
     if fields.get("num_bits") != 8:
         raise fields.unsupported("num_bits", "activations have 8 bits")
     kind = fields.text("type", "int").lower()
@@ -217,7 +217,7 @@ def read_activations(group: Fields) -> tuple[Rounding | None, bool]:
     return Rounding(kind == "float", group_size if strategy == "group" else None, symmetric), not is_dynamic
 
 
-def _refuse_arguments(fields: Fields) -> None:
+def refuse_arguments(fields: Fields) -> None:
     for name in fields:
         if name in fields and name not in ARGUMENTS:
             raise fields.unsupported(name, f"known are {', '.join(sorted(ARGUMENTS))}")

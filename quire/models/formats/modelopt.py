@@ -1,4 +1,4 @@
-"""NVIDIA ModelOpt: e4m3 with one scale, a scale for each output, or blocks, by the name of an algorithm."""
+"""NVIDIA ModelOpt: e4m3 with one scale, a scale for each output, or blocks, and nvfp4, by the name of an algorithm."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -9,6 +9,7 @@ from quire.models.fields import Fields
 from quire.models.formats.cache_scheme import read_cache_scheme
 from quire.models.formats.compressed_matrix import CompressedMatrix
 from quire.models.formats.format import Format
+from quire.models.formats.four_bit_floats import LOCAL, FourBitFloats, TensorNames
 from quire.ops.activation_rounding import Rounding
 
 _KNOWN = {
@@ -21,9 +22,14 @@ _CACHES = {"FP8": "fp8_e4m3", "INT8": "int8"}
 _MAX_WILDCARD = 500
 
 
+_NVFP4 = TensorNames("weight", "weight_scale_2", "input_scale", are_divisors=False)
+
+Matrix = CompressedMatrix | FourBitFloats
+
+
 @dataclass(frozen=True)
 class Algorithm:
-    matrix: Callable[[Fields], CompressedMatrix]
+    matrix: Callable[[Fields], Matrix]
     bits: int  # of a weight
 
 
@@ -47,10 +53,20 @@ def _float8(
     return matrix
 
 
+def _four_bits(rounding: Rounding | None) -> Callable[[Fields], Matrix]:
+    def matrix(fields: Fields) -> FourBitFloats:
+        fields.only("group_size", LOCAL)
+        return FourBitFloats(LOCAL, rounding, _NVFP4)
+
+    return matrix
+
+
 ALGORITHMS = {
     "FP8": Algorithm(_float8("tensor", Rounding(is_float=True), is_static=True), 8),
     "FP8_PER_CHANNEL_PER_TOKEN": Algorithm(_float8("channel", Rounding(is_float=True)), 8),
     "FP8_PB_WO": Algorithm(_float8("block", None), 8),
+    "NVFP4": Algorithm(_four_bits(Rounding(is_float=True, group=LOCAL, bits=4)), 4),
+    "W4A16_NVFP4": Algorithm(_four_bits(None), 4),
 }
 
 
@@ -58,8 +74,8 @@ ALGORITHMS = {
 class ModelOpt:
     """The `Quantization` of a config. `layers` are the modules of MIXED_PRECISION; else all have the `default`."""
 
-    default: CompressedMatrix | None
-    layers: Mapping[str, CompressedMatrix]
+    default: Matrix | None
+    layers: Mapping[str, Matrix]
     excluded: tuple[re.Pattern[str], ...]
     cache_dtype: str | None = None
 
@@ -84,7 +100,7 @@ def read_modelopt(fields: Fields) -> ModelOpt:
                 raise where.unsupported(name, "it is unknown here, and may change what the weights are")
     cache_dtype = _cache_dtype(inner)
     excluded = (*_wildcards(inner, "exclude_modules"), *_wildcards(inner, "ignore"))
-    layers: dict[str, CompressedMatrix] = {}
+    layers: dict[str, Matrix] = {}
     default = None
     if inner.get("quant_algo") == "MIXED_PRECISION":
         each = inner.within("quantized_layers")
@@ -97,7 +113,7 @@ def read_modelopt(fields: Fields) -> ModelOpt:
     return ModelOpt(default, layers, excluded, cache_dtype)
 
 
-def _matrix(fields: Fields) -> CompressedMatrix:
+def _matrix(fields: Fields) -> Matrix:
     return _algorithm(fields).matrix(fields)
 
 
@@ -108,7 +124,7 @@ def _algorithm(fields: Fields) -> Algorithm:
     return ALGORITHMS[name]
 
 
-def _compare_groups(fields: Fields, matrix: CompressedMatrix) -> None:
+def _compare_groups(fields: Fields, matrix: Matrix) -> None:
     """`config_groups` repeats what the algorithm says, less exactly."""
     bits = _algorithm(fields).bits
     groups = fields.within("config_groups")
@@ -119,7 +135,10 @@ def _compare_groups(fields: Fields, matrix: CompressedMatrix) -> None:
         weights = group.within("weights")
         weights.only("num_bits", bits)
         weights.only("type", "float")
-        weights.only("strategy", matrix.strategy)
+        if isinstance(matrix, FourBitFloats):
+            weights.only("group_size", matrix.group)
+        else:
+            weights.only("strategy", matrix.strategy)
 
 
 def _cache_dtype(fields: Fields) -> str | None:

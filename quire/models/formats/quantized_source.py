@@ -134,9 +134,12 @@ def widened(tensor: CodedTensor, layout: Layout) -> Array:
     if layout.bits == 4:
         codes = np.stack((codes & 15, codes >> 4), axis=-1).reshape(len(codes), -1)
     index = np.arange(layout.inputs) // layout.group if tensor.side.index is None else tensor.side.index
-    if tensor.scales.dtype == np.uint8:
-        exponents = tensor.scales[:, index].astype(np.int32) - 127
-        return np.ldexp(FLOATS_OF_FOUR_BITS[codes], exponents).astype(np.float32)
+    if layout.bits == 4 and tensor.scales.dtype.itemsize == 1:
+        floats = FLOATS_OF_FOUR_BITS[codes]
+        if tensor.scales.dtype == np.uint8:
+            return np.ldexp(floats, tensor.scales[:, index].astype(np.int32) - 127).astype(np.float32)
+        floats *= tensor.scales[:, index].astype(np.float32)
+        return floats if tensor.output_scales is None else floats * tensor.output_scales[:, None]
     numbers = codes.astype(np.float32)
     if tensor.zeros is not None:
         numbers -= tensor.zeros[:, index]
