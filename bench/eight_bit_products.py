@@ -27,7 +27,8 @@ import jax.numpy as jnp
 from device_time import kernels as device_kernels
 
 from quire.executor.compiler_options import OF_THE_LIBRARY, UNTUNED
-from quire.ops.coded import FEW_ROWS, Coded, Rounding
+from quire.ops.activation_rounding import Rounding
+from quire.ops.coded import FEW_ROWS, Coded
 from quire.ops.gpu import code_product
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu import rounded_rows as gpu_rows

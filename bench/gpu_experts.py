@@ -26,8 +26,9 @@ import numpy as np
 from quire.models.context import PlatformOps
 from quire.models.feed_forward import Experts, gate_of
 from quire.models.params import Param, ParamTree, Tensor
+from quire.ops.activation_rounding import Rounding
 from quire.ops.attention import whole_sequence
-from quire.ops.coded import Coded, Rounding
+from quire.ops.coded import Coded
 from quire.ops.expert_product import NONE, kernels_of
 from quire.ops.four_bit_experts import FourBitExperts
 from quire.ops.gates import ClampedGate

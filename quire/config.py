@@ -33,8 +33,8 @@ class Config:
         None,
         MODEL,
         "none: as the checkpoint is; fp8 or int8: weights and activations of matmuls in 8 bits; auto, as if not "
-        "given: none for a quantised checkpoint, else int8 on a CPU; gptq, awq, fp8, mxfp4 or compressed-tensors: "
-        "none, for a checkpoint that is so.",
+        "given: none for a quantised checkpoint, else int8 on a CPU; gptq, awq, fp8, mxfp4, compressed-tensors, "
+        "modelopt, fbgemm_fp8 or auto-round: none, for a checkpoint that is so.",
     )
     random_seed: int = setting(0, MODEL, "Seed of random: weights.")
     lora_adapters: tuple[str, ...] = setting(

@@ -15,7 +15,11 @@ from quire.reproducible import least_rows, resolve_reproducible
 
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZE = ("none", "int8", "fp8")
-METHODS = ("compressed-tensors", "fp8", "gptq", "awq", "mxfp4")  # of checkpoints
+METHODS = (  # of checkpoints
+    "compressed-tensors", "fp8", "gptq", "awq", "mxfp4", "modelopt", "fbgemm_fp8", "auto-round",
+)  # fmt: skip
+# Names that other servers have for the method of a checkpoint, and the method.
+OTHER_NAMES = {("fp8", "fbgemm_fp8"), ("modelopt_fp4", "modelopt"), ("intel/auto-round", "auto-round")}
 
 
 # Platforms as JAX names them.
@@ -44,8 +48,9 @@ def resolve_dtype(platform: str, asked: str | None) -> Choice[str]:
 def resolve_quantize(platform: str, config: Config, fast_int8: bool, quantization: str | None = None) -> Choice[str]:
     """The type in which matrices are stored and multiplied; "none": `dtype`, or as in a quantised checkpoint."""
     asked = config.quantize
-    if asked in METHODS and (asked != "fp8" or quantization is not None):
-        if quantization is None or quantization.partition(",")[0] != asked:
+    if asked in (*METHODS, *(name for name, _ in OTHER_NAMES)) and (asked != "fp8" or quantization is not None):
+        method = None if quantization is None else quantization.partition(",")[0]
+        if method != asked and (asked, method) not in OTHER_NAMES:
             is_what = "not quantised" if quantization is None else quantization
             raise InvalidSetting(f"quantize is {asked!r}; the checkpoint is {is_what}")
         return Choice("quantize", "none", f"as the checkpoint is: {quantization}")

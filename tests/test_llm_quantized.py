@@ -22,14 +22,20 @@ GREEDY = SamplingParams(temperature=0.0)
 PROMPTS = ["hello", "the quick brown fox jumps over it", "a", "hello hello hello"]
 
 
+ROUNDED = ("ct-int8", "ct-nvfp4", "fbgemm-fp8")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint in gptq, the same in float32, one that rounds activations, and an adapter for all."""
+    """Checkpoints in gptq and nvfp4, the same in float32, some that round activations, and an adapter for all."""
     folder = tmp_path_factory.mktemp("quantized")
     coded = write_checkpoint(folder / "gptq", CONFIG, FORMATS["gptq-4-act-order"])
     write_plain(folder / "plain", CONFIG, coded.wide)
-    write_checkpoint(folder / "int8", CONFIG, FORMATS["ct-int8"])
-    for name in ("gptq", "plain", "int8"):
+    four_bit_floats = write_checkpoint(folder / "nvfp4", CONFIG, FORMATS["modelopt-nvfp4-weights"])
+    write_plain(folder / "plain of nvfp4", CONFIG, four_bit_floats.wide)
+    for name in ROUNDED:
+        write_checkpoint(folder / name, CONFIG, FORMATS[name])
+    for name in ("gptq", "plain", "nvfp4", "plain of nvfp4", *ROUNDED):
         byte_tokenizer().save(str(folder / name / "tokenizer.json"))
         (folder / name / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
     write_adapter(folder / "adapter", build_model(CONFIG), seed=0, alpha=16, rank=2)
@@ -44,11 +50,12 @@ def running(path: Path, factory: pytest.TempPathFactory, **settings: Any) -> Ite
     llm.close()
 
 
+@pytest.mark.parametrize(("coded", "plain"), [("gptq", "plain"), ("nvfp4", "plain of nvfp4")])
 def test_tokens_are_those_of_the_widened_model_with_and_without_an_adapter(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory
+    coded: str, plain: str, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     found = {}
-    for name in ("gptq", "plain"):
+    for name in (coded, plain):
         adapters = {"one": folder / "adapter"}
         with running(folder / name, tmp_path_factory, adapters=adapters, dtype="float32", quantize="none") as llm:
             found[name] = [
@@ -56,8 +63,8 @@ def test_tokens_are_those_of_the_widened_model_with_and_without_an_adapter(
                 for adapter in (None, "one")
                 for one in llm.generate(PROMPTS, GREEDY, max_tokens=12, ignore_end=True, adapter=adapter)
             ]
-    assert found["gptq"] == found["plain"]
-    assert found["gptq"][: len(PROMPTS)] != found["gptq"][len(PROMPTS) :], "the adapter changes nothing"
+    assert found[coded] == found[plain]
+    assert found[coded][: len(PROMPTS)] != found[coded][len(PROMPTS) :], "the adapter changes nothing"
 
 
 @pytest.mark.skipif(not library.load(), reason="rows are alike by the native library")
@@ -80,10 +87,11 @@ def test_fp8_made_at_load_answers_alike_in_any_batch_and_under_an_adapter(
 
 
 @pytest.mark.skipif(not library.load(), reason="rows are alike by the native library")
+@pytest.mark.parametrize("name", ROUNDED)
 def test_an_answer_does_not_depend_on_the_others_in_its_batch(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory
+    name: str, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with running(folder / "int8", tmp_path_factory, prefix_caching=False) as llm:
+    with running(folder / name, tmp_path_factory, prefix_caching=False) as llm:
         how: Any = {"sampling": SamplingParams(temperature=1.0), "max_tokens": 12, "ignore_end": True, "seed": 3}
         together = llm.generate(PROMPTS, **how)
         for prompt, one in zip(PROMPTS, together, strict=True):

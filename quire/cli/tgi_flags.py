@@ -33,8 +33,8 @@ SAME = {
 # By name: where the same flag takes other values.
 VALUES = {
     "quantize": "`none`, `fp8`, `int8` and `auto`, the default (int8 on a CPU, and none for a quantised checkpoint); "
-    "`gptq`, `awq`, `fp8`, `mxfp4` and `compressed-tensors` for a checkpoint that is so; the other methods there are "
-    "refused",
+    "`gptq`, `awq`, `fp8`, `mxfp4`, `compressed-tensors`, `modelopt`, `fbgemm_fp8` and `auto-round` for a checkpoint "
+    "that is so; the other methods there are refused",
     "kv_cache_dtype": "`fp8_e4m3fn`, also as `fp8_e4m3` and `fp8`, `int8`, that of `--dtype` and `auto`, the default "
     "(that of the checkpoint's `kv_cache_scheme`, or of `--dtype`); `fp8_e5m2` is refused",
 }

@@ -15,6 +15,7 @@ from quire.files.gguf_choice import choose_gguf
 _WANTED = [
     "config.json",
     "generation_config.json",
+    "hf_quant_config.json",
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",

@@ -172,7 +172,7 @@ def _random(what: str, name: str) -> ModelFiles:
 
 
 def _described(folder: Path, kind: Literal["safetensors", "random"], name: str, path: Path | None) -> ModelFiles:
-    config = read_json(folder / "config.json")
+    config = _with_quantization(read_json(folder / "config.json"), folder)
     generation_path = folder / "generation_config.json"
     generation_config = read_json_if_present(generation_path)
     return ModelFiles(
@@ -184,6 +184,16 @@ def _described(folder: Path, kind: Literal["safetensors", "random"], name: str, 
         eos_token_ids=eos_token_ids(folder, config, generation_config),
         tokenizer=_tokenizer(folder),
     )
+
+
+def _with_quantization(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The config with the quantisation that ModelOpt wrote into a file of its own, where it has none."""
+    text = config.get("text_config")
+    stored = [part.get("quantization_config") for part in (config, text) if isinstance(part, dict)]
+    path = folder / "hf_quant_config.json"
+    if any(stored) or not path.is_file():
+        return config
+    return {**config, "quantization_config": {"quant_method": "modelopt", **read_json(path)}}
 
 
 def _tokenizer(folder: Path) -> Path | None:

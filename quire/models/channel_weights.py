@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from quire.models.params import Param
-from quire.ops.coded import LARGEST_INT8, Coded, Rounding
+from quire.ops.activation_rounding import Rounding
+from quire.ops.coded import LARGEST_INT8, Coded
 from quire.ops.rounded_rows import LARGEST_FLOAT8, LEAST_SCALE
 
 Kind = Literal["none", "int8", "fp8"]  # as --quantize has it, of a weight that it applies to

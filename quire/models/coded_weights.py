@@ -90,10 +90,10 @@ def _is_joined(param: Param, source: QuantizedSource, names: Sequence[str], layo
 
 
 def _joined(param: Param, layout: Layout, tensors: Sequence[CodedTensor]) -> Coded:
-    def groups(arrays: Sequence[Array]) -> Array:
+    def groups(arrays: Sequence[Array], number: int = layout.groups) -> Array:
         """Rows joined as those of the codes are, each with its groups."""
         joined = arrays[0] if param.join is None else param.join(arrays)
-        return _own(joined.reshape(_scales_shape(param, layout)))
+        return _own(joined.reshape(*_scales_shape(param, layout)[:-1], number))
 
     firsts = tensors[:: max(1, len(tensors) // _num_matrices(param))]
     sides = [_ordered(tensor.side, layout) for tensor in firsts]
@@ -106,6 +106,7 @@ def _joined(param: Param, layout: Layout, tensors: Sequence[CodedTensor]) -> Cod
             )
         )
     zeros = [tensor.zeros for tensor in tensors if tensor.zeros is not None]
+    of_outputs = [tensor.output_scales for tensor in tensors if tensor.output_scales is not None]
     return Coded(
         codes=_own(param.assemble([tensor.codes for tensor in tensors])),
         scales=groups([tensor.scales for tensor in tensors]),
@@ -113,6 +114,7 @@ def _joined(param: Param, layout: Layout, tensors: Sequence[CodedTensor]) -> Cod
         index=side.index,
         input_scale=side.input_scale,
         input_zero=side.input_zero,
+        output_scales=groups([one[:, None] for one in of_outputs], 1)[..., 0] if of_outputs else None,
         **_static(param, layout),
     )
 
@@ -128,6 +130,7 @@ def _like(param: Param, layout: Layout) -> Coded:
         index=_struct((*lead, layout.inputs), "int32") if layout.has_index else None,
         input_scale=_struct(lead, "float32") if layout.has_input_scale else None,
         input_zero=_struct(lead, "float32") if has_input_zero else None,
+        output_scales=_struct(scales[:-1], "float32") if layout.has_output_scales else None,
         **_static(param, layout),
     )
 

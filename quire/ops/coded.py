@@ -13,19 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from quire.ops.activation_rounding import Rounding
 from quire.ops.native import coded_product, library
-from quire.ops.rounded_rows import (
-    EPSILON,
-    HALF_OF_INT8,
-    LARGEST_FLOAT8,
-    CodeProduct,
-    RoundedRows,
-    Rows,
-    ScaledSums,
-    nearest_codes,
-    round_rows,
-    values,
-)
+from quire.ops.rounded_rows import CodeProduct, RoundedRows, Rows, ScaledSums, values
 
 Axes = tuple[str | None, ...]
 # (rows [n, inputs], matrices [e, outputs, inputs], sizes [e]) -> float32 [n, outputs]
@@ -39,63 +29,9 @@ FEW_ROWS = 32
 WIDENED_AT_ONCE = 1 << 24  # numbers of experts; their float copies are a step's largest temporary otherwise
 
 
-@dataclass(frozen=True)
-class Rounding:
-    """The quantisation of activations that a checkpoint asks for. The scale is `input_scale`, or one of each row."""
-
-    is_float: bool  # e4m3, or else int8
-    group: int | None = None  # inputs that share a scale; None: all of a row
-    symmetric: bool = True
-
-    def __call__(self, x: jax.Array, scale: jax.Array | None, zero: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        """The codes of rows [t, inputs] less their zero points, in float32, and their scales [t or 1, groups]."""
-        rows = x.astype(jnp.float32)
-        size = rows.shape[1]
-        group = size if self.group is None else self.group
-        groups = -(-size // group)
-        rows = jnp.pad(rows, ((0, 0), (0, groups * group - size))).reshape(len(x), groups, group)
-        if scale is None:
-            scale, zero = self._measured(rows)
-        else:
-            scale, zero = scale.reshape(-1, 1, 1), None if zero is None else zero.reshape(-1, 1, 1)
-        codes = _divided(rows, scale) + (0.0 if zero is None else zero)
-        if self.is_float:
-            codes = jnp.clip(codes, -LARGEST_FLOAT8, LARGEST_FLOAT8).astype(jnp.float8_e4m3fn).astype(jnp.float32)
-        else:
-            codes = jnp.clip(jnp.round(codes), -128.0, 127.0) - (0.0 if zero is None else zero)
-        return codes.reshape(len(x), -1)[:, :size], scale[..., 0]
-
-    def codes(self, x: jax.Array, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        """The codes of rows [t, inputs] as they are multiplied, e4m3 or int8, and their scales [t, 1]: symmetric, and
-        one for a row."""
-        if scale is None:
-            rounded = round_rows(x, self.code_dtype)
-            return rounded.codes, rounded.scales
-        rows = x.astype(jnp.float32)
-        scales = jnp.broadcast_to(scale, (len(x), 1))
-        if not self.is_float:
-            scales += jnp.sum(rows - rows, axis=1, keepdims=True)  # 0, or NaN, which int8 cannot be
-        return nearest_codes(rows * (1.0 / scale), self.code_dtype), scales
-
-    @property
-    def code_dtype(self) -> Any:
-        return jnp.dtype(jnp.float8_e4m3fn if self.is_float else jnp.int8)
-
-    def _measured(self, rows: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """Scales and zero points of groups [t, groups, group] that reach from their least number to their largest."""
-        if self.symmetric:
-            reach = jnp.max(jnp.abs(rows), axis=-1, keepdims=True)
-            scale = _divided(reach, LARGEST_FLOAT8 if self.is_float else HALF_OF_INT8)
-        else:
-            least = jnp.minimum(jnp.min(rows, axis=-1, keepdims=True), 0.0)
-            scale = _divided(jnp.maximum(jnp.max(rows, axis=-1, keepdims=True), 0.0) - least, 255.0)
-        scale = jnp.where(scale == 0.0, EPSILON, scale)
-        return scale, None if self.symmetric else jnp.round(jnp.clip(-128.0 - least / scale, -128.0, 127.0))
-
-
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["codes", "scales", "zeros", "index", "input_scale", "input_zero", "num_rows"],
+    data_fields=["codes", "scales", "zeros", "index", "input_scale", "input_zero", "num_rows", "output_scales"],
     meta_fields=["shape", "num_contracted", "is_of_experts", "bits", "group", "rounding", "is_native", "is_direct"],
 )
 @dataclass(frozen=True)
@@ -103,11 +39,11 @@ class Coded:
     """A matrix [*outputs, *inputs], or one for each expert: [experts, *outputs, inputs].
 
     Scales have the weight's axes of outputs, and one for the groups of inputs. Scales that are uint8 are exponents of
-    two, and codes of four bits beside them are floats (mxfp4).
+    two. Codes of four bits beside scales of a byte are floats (mxfp4, nvfp4).
     """
 
     codes: Any  # int8 or e4m3 of the weight's shape; of four bits uint8, two along the last axis, the lower first
-    scales: Any  # [*outputs, groups]: floats, or uint8 for e8m0
+    scales: Any  # [*outputs, groups]: floats, e4m3 among them, or uint8 for e8m0
     zeros: Any | None  # int8 or int16 [*outputs, groups]; None: 0, or `MIDDLE` of four bits
     index: Any | None  # int32 [inputs], or [experts, inputs]: the group of each; None: one after the other
     input_scale: Any | None  # float32 [], or [experts]; None: rows have scales of their own, or are not rounded
@@ -121,6 +57,7 @@ class Coded:
     is_native: bool = False  # on one CPU with the native library, which multiplies one row like the next
     is_direct: bool = False  # on GPUs, which multiply codes of eight bits by each other
     num_rows: Any = None  # int32 []: rows that a native product computes, the first; None: all
+    output_scales: Any = None  # float32 [*outputs], times which sums are the products; None: 1
 
     def map(self, change: Callable[[Any, Axes], Any], axes: Axes) -> "Coded":
         """The same with change(array, its axes) for each array; `axes` are those of the weight."""
@@ -138,6 +75,7 @@ class Coded:
             index=whole(self.index),
             input_scale=whole(self.input_scale),
             input_zero=whole(self.input_zero),
+            output_scales=None if self.output_scales is None else change(self.output_scales, axes[:at]),
         )
 
     @property
@@ -153,8 +91,9 @@ class Coded:
             return self.sums(x, dtype).numbers()
         x = values(x)
         if self._multiplies_codes:  # the numbers are used as they are, and the codes widened inside the product
+            assert self.rounding is not None
             codes = self.codes.reshape(-1, x.shape[1]).astype(x.dtype)
-            out = jnp.einsum("ti,oi->to", x, codes, preferred_element_type=jnp.float32)
+            out = jnp.einsum("ti,oi->to", self.rounding.unrounded(x), codes, preferred_element_type=jnp.float32)
             return jnp.asarray(out * self._column_scales)
         inputs = prod(self.shape[-self.num_contracted :])
         groups = self.scales.shape[-1]
@@ -179,6 +118,8 @@ class Coded:
             out = jnp.einsum("ti,oi->to", x, numbers.astype(x.dtype), preferred_element_type=jnp.float32)
         if groups == 1:
             out = out * float_scales(scales[:, 0])
+        if self.output_scales is not None:
+            out = out * self.output_scales.reshape(-1)
         return out if row_scale is None else out * row_scale
 
     @property
@@ -197,6 +138,8 @@ class Coded:
     def row_code_dtype(self, num_rows: int, kernel: CodeProduct | None) -> Any | None:
         """The type of the codes that so many rows are multiplied in, each row with a scale of its own; else None."""
         if not self._multiplies_codes or self.is_of_experts or self.input_scale is not None:
+            return None
+        if self.rounding is not None and self.rounding.reach is not None:  # scales of rows are not those of others
             return None
         has_kernel = kernel is not None and kernel.fits(num_rows, self.codes, self.num_contracted)
         return self.codes.dtype if num_rows > FEW_ROWS or has_kernel else None
@@ -228,8 +171,8 @@ class Coded:
         """
         num_experts, inputs = self.shape[0], self.shape[-1]
         outputs, groups = prod(self.shape[1:-1]), self.scales.shape[-1]
-        if self.rounding is not None:
-            x = self.rounded_rows(x, jnp.repeat(jnp.arange(num_experts), sizes, total_repeat_length=len(x)))
+        owner = jnp.repeat(jnp.arange(num_experts), sizes, total_repeat_length=len(x))
+        x = self.rounded_rows(x, owner)
 
         def matrices(*lead: int) -> list[Any]:
             """Codes, scales, zero points and orders of inputs, the experts along these axes."""
@@ -238,7 +181,7 @@ class Coded:
             return [None if a is None else a.reshape(*lead, *shape) for a, *shape in (*shapes, *optional)]
 
         if self._is_native_for(x):
-            return coded_product.product(x, *matrices(num_experts), group=self.group, sizes=sizes)
+            return self._scaled(coded_product.product(x, *matrices(num_experts), group=self.group, sizes=sizes), owner)
         together = _divisor(num_experts, max(1, at_once // (outputs * inputs)))
         chunks = num_experts // together, together
         starts = jnp.cumsum(sizes) - sizes
@@ -256,7 +199,13 @@ class Coded:
             return jax.lax.cond(jnp.sum(own_sizes) > 0, visited, lambda out: out, out), None
 
         parts = matrices(*chunks), sizes.reshape(chunks), starts.reshape(chunks)
-        return jax.lax.scan(add, jnp.zeros((len(x), outputs), jnp.float32), parts)[0]
+        return self._scaled(jax.lax.scan(add, jnp.zeros((len(x), outputs), jnp.float32), parts)[0], owner)
+
+    def _scaled(self, sums: jax.Array, owner: jax.Array) -> jax.Array:
+        """The products of the sums [n, outputs] of the experts [n] that own the rows."""
+        if self.output_scales is None:
+            return sums
+        return jnp.asarray(sums * self.output_scales.reshape(self.shape[0], -1)[owner])
 
     def rounded_rows(self, x: jax.Array, owner: jax.Array) -> jax.Array:
         """Rows [n, inputs] as the checkpoint rounds them for the experts [n] that own them."""
@@ -269,7 +218,8 @@ class Coded:
     def rows(self, indices: jax.Array) -> jax.Array:
         """float32 [n, inputs]: some rows of a matrix."""
         zeros = None if self.zeros is None else self.zeros[indices]
-        return self._widened(self.codes[indices], self.scales[indices], zeros, self.index)
+        found = self._widened(self.codes[indices], self.scales[indices], zeros, self.index)
+        return found if self.output_scales is None else found * self.output_scales[indices][:, None]
 
     def _is_native_for(self, x: jax.Array) -> bool:
         """The kernel reads whole bytes of a group."""
@@ -286,7 +236,7 @@ class Coded:
         if self.bits == 4:
             pairs = jnp.stack((codes & 15, codes >> 4), axis=-1)
             codes = pairs.reshape(*codes.shape[:-1], 2 * codes.shape[-1])
-            if self.scales.dtype == jnp.uint8:
+            if self.scales.dtype.itemsize == 1:
                 return four_bit_floats(codes)
         numbers = codes.astype(jnp.float32)
         if zeros is None:
@@ -328,14 +278,6 @@ def four_bit_floats(codes: jax.Array) -> jax.Array:
     normal = jax.lax.bitcast_convert_type((size << 22) + (126 << 23), jnp.float32)
     found = jnp.where(size < 2, size * jnp.float32(0.5), normal)
     return jnp.where(codes & 8 > 0, -found, found)
-
-
-def _divided(numbers: jax.Array, divisor: jax.Array | float) -> jax.Array:
-    """Exact quotients. The compiler would multiply by the inverse of a divisor that several numbers share, which gives
-    another last bit, and the largest activation of a row lies exactly between two codes of int8."""
-    each = jnp.broadcast_to(jnp.asarray(divisor, jnp.float32), numbers.shape)
-    exact: jax.Array = numbers / jax.lax.optimization_barrier(each)  # type: ignore[no-untyped-call]
-    return exact
 
 
 def _spread(values: jax.Array, group: int | None, size: int) -> jax.Array:

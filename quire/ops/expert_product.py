@@ -65,8 +65,8 @@ def rounded_rows(x: jax.Array, expert: jax.Array, weight: Any) -> jax.Array:
     is allowed: the products of dense layers do the same."""
     if not isinstance(weight, Coded) or weight.rounding is None:
         return x
-    if weight.is_direct and weight.input_scale is None and len(x) <= FEW_ROWS:
-        return x
+    if weight.is_direct and weight.bits == 8 and weight.input_scale is None and len(x) <= FEW_ROWS:
+        return weight.rounding.unrounded(x)
     if weight.input_scale is not None:  # of each expert its own
         x = jnp.broadcast_to(x, (*expert.shape, x.shape[-1]))
     return weight.rounded_rows(x.reshape(-1, x.shape[-1]), expert.reshape(-1)).reshape(x.shape)

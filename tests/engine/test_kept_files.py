@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from quire.files.progress import silent
 from quire.models.registry import build_model
 from quire.ops.native import int8_product
 from tests.models.cases import CASES
-from tests.models.quantized_checkpoints import FORMATS, write_checkpoint
-from tests.models.quantized_matrices import gptq
+from tests.models.quantized_checkpoints import FORMATS, Format, write_checkpoint
+from tests.models.quantized_matrices import Matrix, float8_blocks, gptq
 from tests.models.tiny import NamedTensors
 
 
@@ -58,6 +59,13 @@ def with_other_scales(model: Path) -> None:
     save_file(tensors | scales, model / "model.safetensors")
 
 
+LLAMA = CASES["llama"]
+
+
+def by_blocks(size: int, module: str, weight: Any) -> Matrix:
+    return float8_blocks(weight, (size, size), "weight_scale", lambda x: x)
+
+
 CHANGES: dict[str, tuple[dict[str, Any], Callable[[Path], None]]] = {
     "the type of scales": ({}, with_other_scales),
     "an order of inputs": ({"make": gptq(4, act_order=True)}, lambda model: None),
@@ -77,3 +85,32 @@ def test_programs_are_those_of_the_files_and_not_of_their_config_alone(tmp_path:
 
     assert digest("one") == digest("same")
     assert digest("one") != digest("other", **how)
+
+
+def test_programs_follow_what_a_file_beside_the_config_says(tmp_path: Path) -> None:
+    format_ = FORMATS["modelopt-fp8-blocks"]
+    blocks = {"group_size": 16}, {"group_size": 16, "kv_cache_quant_algo": "FP8"}, {"group_size": 32}
+    digests = []
+    for name, fields in enumerate((blocks[0], *blocks)):
+        folder = tmp_path / str(name)
+        size = fields["group_size"]
+        assert isinstance(size, int)
+        write_checkpoint(folder, LLAMA, format_, make=partial(by_blocks, size))
+        config = json.loads((folder / "config.json").read_text())
+        del config["quantization_config"]
+        (folder / "config.json").write_text(json.dumps(config))
+        quantization = {"quant_algo": "FP8_PB_WO", **fields}
+        (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": quantization}))
+        digests.append(program_store(planned(folder, tmp_path / "kept")).digest)
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
+
+
+def test_programs_follow_the_bound_of_activations(tmp_path: Path) -> None:
+    digests = []
+    for reach in (1.5, 1.5, 2.5):
+        format_ = FORMATS["fbgemm-fp8"]
+        folder = tmp_path / str(len(digests))
+        write_checkpoint(folder, LLAMA, Format({**format_.config, "activation_scale_ub": reach}, format_.make))
+        digests.append(program_store(planned(folder, tmp_path / "kept")).digest)
+    assert digests[0] == digests[1] != digests[2]

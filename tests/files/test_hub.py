@@ -15,6 +15,7 @@ from tests.files.gguf_writing import LLAMA_METADATA, embedding, write_gguf
 FILES = {
     "config.json": json.dumps({"model_type": "llama", "eos_token_id": 2}).encode(),
     "generation_config.json": json.dumps({"eos_token_id": [2, 7], "temperature": 0.6}).encode(),
+    "hf_quant_config.json": json.dumps({"quantization": {"quant_algo": "FP8"}}).encode(),
     "tokenizer.json": b"{}",
     "chat_template.jinja": b"{{ messages }}",
     "model.safetensors": save({"a": np.ones(4, np.float32)}),

@@ -13,8 +13,9 @@ from quire.models.context import PlatformOps
 from quire.models.feed_forward import grouped
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
+from quire.ops.activation_rounding import Rounding
 from quire.ops.attention import whole_sequence
-from quire.ops.coded import Coded, Rounding
+from quire.ops.coded import Coded
 from quire.ops.expert_product import NONE, Gate, kernels_of
 from quire.ops.four_bit_experts import FourBitExperts
 from quire.ops.gates import ClampedGate, PlainGate

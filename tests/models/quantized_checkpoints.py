@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 from quire.models.checkpoint import leaves
 from quire.models.registry import build_model
+from tests.models.four_bit_matrices import by_power, mxfp4, nvfp4
 from tests.models.quantized_matrices import (
     BLOCK,
     GROUP,
@@ -18,6 +19,7 @@ from tests.models.quantized_matrices import (
     Make,
     Round,
     awq,
+    by_bounded_token,
     by_run,
     by_stored,
     by_token,
@@ -128,8 +130,23 @@ def _gptq_config(bits: int, **fields: Any) -> dict[str, Any]:
     return {"quant_method": "gptq", "bits": bits, "group_size": GROUP, **defaults, **fields}
 
 
+def _auto_round(packing: str, **fields: Any) -> dict[str, Any]:
+    defaults = {"bits": 4, "group_size": GROUP, "sym": True, "data_type": "int", "autoround_version": "0.16.1"}
+    blocks = {"block_name_to_quantize": "model.layers"}
+    return {"quant_method": "auto-round", "packing_format": packing, **defaults, **blocks, **fields}
+
+
+def _modelopt(algorithm: str, **fields: Any) -> dict[str, Any]:
+    producer = {"name": "modelopt", "version": "0.47.0"}
+    return {"quant_method": "modelopt", "producer": producer, "quant_algo": algorithm, "ignore": ["lm_head"], **fields}
+
+
+REACH = 1.5  # which some activations exceed
 _FP8 = {"num_bits": 8, "type": "float"}
+F8 = "torch.float8_e4m3fn"
 _TOKEN = {"num_bits": 8, "dynamic": True, "strategy": "token", "symmetric": True}
+_FP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "scale_dtype": F8}
+_MX4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
 _INT4 = {"num_bits": 4, "strategy": "group", "group_size": GROUP}
 _ZERO = {"input_scale": np.full(1, 0.05, np.float32), "input_zero_point": np.full(1, -7, np.int8)}
 
@@ -200,6 +217,22 @@ FORMATS: dict[str, Format] = {
         ),
         int8_rows(by_stored(0.05, False, -7), _ZERO),
     ),
+    "auto-round": Format(_auto_round("auto_round:auto_gptq"), gptq(4)),
+    "auto-round-awq": Format(_auto_round("auto_round:auto_awq", sym=False), awq),
+    "fbgemm-fp8": Format(
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": REACH, "modules_to_not_convert": ["lm_head"]},
+        float8_rows("channel", "weight_scale", None, round_=by_bounded_token(REACH)),
+    ),
+    "modelopt-fp8": Format(
+        _modelopt("FP8", kv_cache_scheme=None), float8_rows("tensor", "weight_scale", "input_scale")
+    ),
+    "modelopt-fp8-channels": Format(
+        _modelopt("FP8_PER_CHANNEL_PER_TOKEN"), float8_rows("channel", "weight_scale", None)
+    ),
+    "modelopt-fp8-blocks": Format(
+        _modelopt("fp8_pb_wo", group_size=GROUP),
+        lambda module, weight: float8_blocks(weight, (GROUP, GROUP), "weight_scale", lambda x: x),
+    ),
     "ct-int4": Format(compressed("pack-quantized", _INT4), packed(4)),
     "ct-int4-asymmetric": Format(
         compressed("pack-quantized", {**_INT4, "symmetric": False}), packed(4, symmetric=False)
@@ -209,5 +242,18 @@ FORMATS: dict[str, Format] = {
     ),
     "ct-int8-packed": Format(
         compressed("pack-quantized", {"strategy": "channel", "symmetric": False}), packed(8, size=None, symmetric=False)
+    ),
+    "ct-nvfp4": Format(compressed("nvfp4-pack-quantized", _FP4, {**_FP4, "dynamic": "local"}), nvfp4(rounds=True)),
+    "ct-nvfp4-weights": Format(compressed("nvfp4-pack-quantized", _FP4), nvfp4(rounds=False)),
+    "modelopt-nvfp4": Format(_modelopt("NVFP4", group_size=16), nvfp4(rounds=True, is_modelopt=True)),
+    "modelopt-nvfp4-weights": Format(_modelopt("W4A16_NVFP4"), nvfp4(rounds=False, is_modelopt=True)),
+}
+
+# In groups of 32 inputs, which not every tiny model has.
+WIDE_FORMATS: dict[str, Format] = {
+    "ct-mxfp4": Format(compressed("mxfp4-pack-quantized", _MX4, {**_MX4, "dynamic": True}), mxfp4(by_power)),
+    "ct-mxfp4-weights": Format(compressed("mxfp4-pack-quantized", _MX4), mxfp4(None)),
+    "ct-mxfp4-int8": Format(
+        compressed("mxfp4-pack-quantized", _MX4, {**_TOKEN, "type": "int"}), mxfp4(by_token(False))
     ),
 }

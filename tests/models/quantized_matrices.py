@@ -143,6 +143,17 @@ def by_token(is_float: bool, symmetric: bool = True) -> Round:
     return round_
 
 
+def by_bounded_token(reach: float) -> Round:
+    """As fbgemm rounds: what a token has beyond `reach` is cut, and scales have a least one."""
+
+    def round_(x: Array) -> Array:
+        most = np.minimum(np.abs(x.astype(np.float32)).max(1, keepdims=True), np.float32(reach))
+        scale = np.maximum(most / np.float32(448), np.float32(1 / (448 * 512)))
+        return float8(x / scale).astype(np.float32) * scale
+
+    return round_
+
+
 def by_stored(scale: float, is_float: bool, zero: float | None = None) -> Round:
     divisor = np.float32(scale)
 
@@ -155,16 +166,18 @@ def by_stored(scale: float, is_float: bool, zero: float | None = None) -> Round:
     return round_
 
 
-def float8_rows(strategy: str, scale_name: str, input_name: str | None, scale_dtype: Any = np.float32) -> Make:
+def float8_rows(
+    strategy: str, scale_name: str, input_name: str | None, scale_dtype: Any = np.float32, round_: Round | None = None
+) -> Make:
     def make(module: str, weight: Array) -> Matrix:
         reach = np.abs(weight).max(1, keepdims=True) if strategy == "channel" else np.abs(weight).max(keepdims=True)
         scale = (reach / 448).astype(scale_dtype)
         codes = float8(weight / scale.astype(np.float32))
         tensors = {"weight": codes, scale_name: scale if strategy == "channel" else scale.reshape(1)}
-        round_ = by_token(True)
+        rounds = round_ or by_token(True)
         if input_name is not None:
-            tensors[input_name], round_ = np.full(1, 0.03, np.float32), by_stored(0.03, True)
-        return Matrix(tensors, codes.astype(np.float32) * scale.astype(np.float32), round_)
+            tensors[input_name], rounds = np.full(1, 0.03, np.float32), by_stored(0.03, True)
+        return Matrix(tensors, codes.astype(np.float32) * scale.astype(np.float32), rounds)
 
     return make
 

@@ -13,7 +13,8 @@ from quire.errors import InvalidCheckpoint, QuireError, UnsupportedModel
 from quire.files.model_files import locate
 from quire.files.safetensors_source import SafetensorsSource
 from quire.models.checkpoint import load_weights
-from quire.models.formats.quantized_source import open_checkpoint, read_quantization
+from quire.models.formats.quantized_source import READERS, open_checkpoint, read_quantization
+from quire.models.formats.refused_methods import REASONS
 from quire.models.registry import build_model
 from tests.models.cases import CASES
 from tests.models.quantized_checkpoints import FORMATS, write_checkpoint
@@ -56,6 +57,19 @@ def place(array: Any, value: Any) -> Any:
         ("gptq-4", with_("qzeros", lambda a: place(a, 0)), "qzeros has zero points other than 8"),
         ("gptq-4", with_("qweight", lambda a: a[0]), "qweight is [16]; a matrix is needed"),
         ("gptq-4", with_("qweight", lambda a: a[:, :15]), "scales is [2, 16]"),
+        ("fbgemm-fp8", without("weight_scale"), "weight_scale is missing"),
+        ("fbgemm-fp8", with_("weight_scale", lambda a: a[:1]), "weight_scale is [1, 1]; by its quantisation"),
+        ("fbgemm-fp8", with_("weight_scale", lambda a: place(a, np.nan)), "weight_scale has numbers"),
+        ("modelopt-fp8", without("input_scale"), "input_scale is missing"),
+        ("modelopt-fp8", without("weight_scale"), "weight_scale is missing"),
+        ("modelopt-fp8", with_("input_scale", lambda a: 0 * a), "input_scale is 0; activations are divided by it"),
+        ("modelopt-fp8-channels", with_("weight_scale", lambda a: a[:-1]), "weight_scale is [15, 1]"),
+        (
+            "modelopt-fp8-channels",
+            lambda arrays: arrays.update({f"{AT}.input_scale": np.ones(1, np.float32)}),
+            "input_scale is not used: by its config no activation is divided by it",
+        ),
+        ("modelopt-fp8-blocks", with_("weight_scale", lambda a: a[:, :1]), "weight_scale is [1, 1]"),
         ("gptq-4-act-order", without("g_idx"), "g_idx is missing"),
         ("gptq-4-act-order", with_("g_idx", lambda a: place(a, 2)), "g_idx names group 2; there are 2"),
         ("gptq-4-act-order", with_("g_idx", lambda a: place(a, -1)), "g_idx names group -1; there are 2"),
@@ -142,8 +156,11 @@ GROUP_0 = "config_groups__group_0"
         ({**FORMATS["fp8-blocks"].config, "fmt": "e5m2"}, "fmt = 'e5m2'"),
         ({**FORMATS["fp8-blocks"].config, "activation_scheme": "static"}, "activation_scheme = 'static'"),
         ({**FORMATS["fp8-blocks"].config, "weight_block_size": [0, 128]}, "weight_block_size = [0, 128]"),
+        ({**FORMATS["fbgemm-fp8"].config, "activation_scale_ub": 0}, "activation_scale_ub = 0: a number above 0"),
+        ({**FORMATS["fbgemm-fp8"].config, "activation_scale_ub": "1200"}, "activation_scale_ub = '1200'"),
+        ({**FORMATS["fbgemm-fp8"].config, "modules_to_not_convert": "lm_head"}, "modules_to_not_convert = 'lm_head'"),
         ({**FORMATS["fp8-static"].config, "kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme = "),
-        (group(format="nvfp4-pack-quantized"), "format = 'nvfp4-pack-quantized' is not supported: known are float"),
+        (group(format="mxfp8-quantized"), "format = 'mxfp8-quantized' is not supported: known are float"),
         (group(kv_cache_scheme={"num_bits": 4}), "kv_cache_scheme.num_bits = 4"),
         (group(kv_cache_scheme={"num_bits": 8, "symmetric": False}), "kv_cache_scheme.symmetric = False"),
         (group(kv_cache_scheme={"strategy": "channel"}), "kv_cache_scheme.strategy = 'channel'"),
@@ -166,7 +183,7 @@ GROUP_0 = "config_groups__group_0"
             "input_activations.strategy = 'token'",
         ),
         (group(**{f"{GROUP_0}__targets": ["re:(a+)+$"]}), "targets = "),
-        (group(ignore=["re:("]), "'re:(' is no pattern"),
+        (group(ignore=["re:("]), "ignore: '(' is no pattern"),
         (group(ignore=["re:" + ".*" * 200]), "is beyond what a pattern may have"),
         (group(ignore=["re:" + "a" * 600]), "is beyond what a pattern may have"),
         (group(ignore="lm_head"), "ignore = 'lm_head'"),
@@ -178,6 +195,14 @@ def test_what_is_not_supported_is_refused_by_field_and_value(config: dict[str, A
     with pytest.raises(QuireError) as refusal:
         read_quantization({**LLAMA, "quantization_config": config})
     assert named in str(refusal.value)
+
+
+@pytest.mark.parametrize("method", REASONS)
+def test_a_method_that_is_not_read_is_refused_with_what_to_use_instead(method: str) -> None:
+    assert method not in READERS
+    with pytest.raises(UnsupportedModel, match=f"'{method}' is not supported: [^;]+; use [a-z ]+") as refusal:
+        read_quantization({**LLAMA, "quantization_config": {"quant_method": method, "bits": 4}})
+    assert str(refusal.value).endswith(REASONS[method])
 
 
 def test_matrices_that_are_stored_transposed_are_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from quire.ops.coded import Coded, Parts
 from tests.models.cases import CASES
 from tests.models.numpy_llama import numpy_logits
 from tests.models.quantized_checkpoints import FORMATS, Checkpoint, Format, write_checkpoint, write_plain
-from tests.models.quantized_matrices import GROUP, Array, Matrix, by_stored, in_words, quantized, runs
+from tests.models.quantized_matrices import GROUP, Array, Matrix, by_stored, by_token, in_words, quantized, runs
 from tests.models.test_quantized import on_first_device, spread
 from tests.models.tiny import prompt, relative_error, whole_logits
 
@@ -60,13 +60,24 @@ def test_logits_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
     assert len(coded(weights)) == 4 * LLAMA["num_hidden_layers"]  # qkv, out, gate and up, down
 
 
-@pytest.mark.parametrize("name", ["fp8-blocks", "fp8-static", "ct-fp8-dynamic", "ct-int8", "ct-int8-static"])
+@pytest.mark.parametrize(
+    "name", ["fp8-blocks", "fp8-static", "ct-fp8-dynamic", "ct-int8", "ct-int8-static", "fbgemm-fp8"]
+)
 def test_rounded_activations_show_in_the_logits(name: str, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, LLAMA, FORMATS[name])
     rounded, exact = (
         numpy_logits(checkpoint.config, checkpoint.wide, rounds, TOKENS) for rounds in (checkpoint.rounds, {})
     )
     assert relative_error(rounded, exact) > 1e-3
+
+
+def test_the_bound_of_activations_shows_in_the_logits(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, LLAMA, FORMATS["fbgemm-fp8"])
+    bounded, usual = (
+        numpy_logits(checkpoint.config, checkpoint.wide, rounds, TOKENS)
+        for rounds in (checkpoint.rounds, dict.fromkeys(checkpoint.rounds, by_token(True)))
+    )
+    assert relative_error(bounded, usual) > 0.05
 
 
 @pytest.mark.parametrize(

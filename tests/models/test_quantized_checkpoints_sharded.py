@@ -21,6 +21,9 @@ def test_codes_scales_and_zero_points_are_cut_across_devices(tmp_path: Path) -> 
         ("mixtral", "awq", ""),
         ("mixtral", "fp8-static", ""),
         ("llama", "ct-int8-static", ""),
+        ("llama", "ct-nvfp4", ""),
+        ("mixtral", "modelopt-nvfp4-weights", ""),
+        ("llama", "fbgemm-fp8", ""),
     ):
         folder = tmp_path / f"{case} {name}"
         write_checkpoint(

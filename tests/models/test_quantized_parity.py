@@ -16,11 +16,13 @@ from tests.models.tiny import PagedRun, prompt, whole_logits
 
 pytestmark = pytest.mark.parity
 
-LLAMA = CASES["llama"]
+LLAMA = {**CASES["llama"], "intermediate_size": 64}  # whole groups of 32
 TOKENS = prompt(12, LLAMA["vocab_size"])
 FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 16}
+NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "scale_dtype": "float8_e4m3fn"}
+MXFP4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "uint8"}
 TOKEN = {"dynamic": True, "strategy": "token"}
 SCHEMES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "fp8 static": ({**FP8, "strategy": "tensor"}, {**FP8, "strategy": "tensor"}),
@@ -34,6 +36,11 @@ SCHEMES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "int4": ({**INT4, "symmetric": True}, None),
     "int4 asymmetric": ({**INT4, "symmetric": False}, None),
     "int4 and int8": ({**INT4, "symmetric": True}, {**INT8, **TOKEN}),
+    "nvfp4": (NVFP4, {**NVFP4, "dynamic": "local"}),
+    "nvfp4 weights": (NVFP4, None),
+    "mxfp4": (MXFP4, {**MXFP4, "dynamic": True}),
+    "mxfp4 weights": (MXFP4, None),
+    "mxfp4 and fp8": (MXFP4, {**FP8, **TOKEN}),
     "int8 weights": ({**INT8, "strategy": "channel", "symmetric": False}, None),
 }
 
@@ -44,7 +51,7 @@ def quantised(
     """The model with the scales of its weights' least and largest numbers; rounded on the fly, not yet stored."""
     import torch
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
-    from compressed_tensors.quantization.utils import calculate_qparams
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
     config = {"config_groups": {"group_0": group}, "ignore": ["lm_head"], "quantization_status": "frozen"}
@@ -60,15 +67,21 @@ def quantised(
             continue
         weight = module.weight.data
         rows, columns = weight.shape
+        size = scheme.weights.group_size or 16
         shape = {
             "tensor": (1, rows, 1, columns),
             "channel": (rows, 1, 1, columns),
-            "group": (rows, 1, columns // 16, 16),
+            "group": (rows, 1, columns // size, size),
+            "tensor_group": (rows, 1, columns // size, size),
             "block": (rows // 16, 16, columns // 16, 16),
         }[scheme.weights.strategy]
         parts = weight.reshape(shape)
-        scale, zero = calculate_qparams(parts.amin((1, 3)), parts.amax((1, 3)), scheme.weights)
+        over = generate_gparam(weight.min(), weight.max()) if hasattr(module, "weight_global_scale") else None
+        scale, zero = calculate_qparams(parts.amin((1, 3)), parts.amax((1, 3)), scheme.weights, over)
         with torch.no_grad():
+            for name, value in (("weight_global_scale", over), ("input_global_scale", 300.0)):
+                if hasattr(module, name):
+                    getattr(module, name).copy_(torch.as_tensor(value))
             module.weight_scale.copy_(scale.reshape(module.weight_scale.shape))
             if hasattr(module, "weight_zero_point"):
                 module.weight_zero_point.copy_(zero.reshape(module.weight_zero_point.shape))

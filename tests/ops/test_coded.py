@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.models.feed_forward import grouped
-from quire.ops.coded import Coded, Rounding
+from quire.ops.activation_rounding import Rounding
+from quire.ops.coded import FEW_ROWS, Coded
 from quire.ops.native import library
-from tests.models.quantized_matrices import by_run, by_stored, by_token
+from tests.models.quantized_matrices import by_bounded_token, by_run, by_stored, by_token
 
 Array = np.ndarray[Any, Any]
 MOST_ROWS = 40
@@ -24,6 +25,7 @@ ROUNDINGS = {
     "none": None,
     "float8": Rounding(is_float=True),
     "float8 runs": Rounding(is_float=True, group=16),
+    "float8 bounded": Rounding(is_float=True, reach=1.5),
     "int8": Rounding(is_float=False),
     "int8 asymmetric": Rounding(is_float=False, symmetric=False),
 }
@@ -72,6 +74,7 @@ def wide(weight: Coded) -> Array:
     [
         (Rounding(is_float=True), by_token(True)),
         (Rounding(is_float=True, group=16), by_run(16)),
+        (Rounding(is_float=True, reach=1.5), by_bounded_token(1.5)),
         (Rounding(is_float=False), by_token(False)),
         (Rounding(is_float=False, symmetric=False), by_token(False, False)),
     ],
@@ -84,6 +87,27 @@ def test_rows_are_rounded_bit_by_bit_as_defined(shape: tuple[int, int], rounding
 
     x = numbers(1, *shape)
     np.testing.assert_array_equal(rounded(x), reference(x))
+
+
+def test_a_bound_has_a_least_scale() -> None:
+    x = np.full((1, 16), 1e-9, np.float32)
+    codes, scales = Rounding(is_float=True, reach=1.5)(x, None, None)
+    np.testing.assert_array_equal(codes * scales, by_bounded_token(1.5)(x))
+    assert not np.asarray(codes).any()  # a scale of their own would keep them
+    assert np.asarray(by_token(True)(x)).any()
+
+
+@pytest.mark.parametrize("num_rows", [FEW_ROWS, FEW_ROWS + 1])
+def test_a_gpu_honours_the_bound_of_rows_whether_it_rounds_them_or_not(num_rows: int) -> None:
+    rounding = Rounding(is_float=True, reach=1.5)
+    weight = coded((33, 64), 8, rounding, is_direct=True)
+    weight = replace(weight, scales=weight.scales[:, :1], group=64)
+    x = 4 * numbers(4, num_rows, 64)
+    rows = np.clip(x, -1.5, 1.5) if num_rows == FEW_ROWS else by_bounded_token(1.5)(x)
+    expected = rows @ (np.asarray(weight.codes, np.float32) * np.asarray(weight.scales, np.float32)).T
+    np.testing.assert_allclose(weight.product(x), expected, rtol=1e-4, atol=1e-4)
+    assert weight.row_code_dtype(num_rows, None) is None  # rows that are rounded before know no bound
+    assert replace(weight, rounding=Rounding(is_float=True)).row_code_dtype(64, None) is not None
 
 
 def test_a_row_of_zeros_stays_zero() -> None:

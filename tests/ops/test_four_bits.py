@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from quire.models.checkpoint import direct
-from quire.ops.coded import Coded, Parts, Rounding
+from quire.ops.activation_rounding import Rounding
+from quire.ops.coded import Coded, Parts
 from quire.ops.four_bits import FourBits
 from quire.ops.gpu.four_bit_product import four_bit_product
 from quire.ops.quantized import map_arrays, product, rows_of, shape_of

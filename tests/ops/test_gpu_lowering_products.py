@@ -17,9 +17,10 @@ from quire.models.params import Param, Tensor
 from quire.models.projection import project_sums
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
+from quire.ops.activation_rounding import Rounding
 from quire.ops.adapters import AdapterStack, JoinedStack
 from quire.ops.attention import whole_sequence
-from quire.ops.coded import Coded, Rounding
+from quire.ops.coded import Coded
 from quire.ops.expert_choice import Shares
 from quire.ops.gates import ClampedGate, PlainGate
 from quire.ops.gpu.adapter_product import add_products

@@ -8,7 +8,7 @@ import numpy as np
 from quire.models.fields import Fields
 from quire.models.formats.format import FLOAT8, FLOATS, Array, CodedTensor, InputSide, Layout, Module, Shape
 from quire.models.formats.packing import codes_by_output, unpacked, zeros_in_memory
-from quire.ops.coded import Rounding
+from quire.ops.activation_rounding import Rounding
 
 OTHERS = ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "input_scale", "input_zero_point")
 ARGUMENTS = {
@@ -74,6 +74,8 @@ class CompressedMatrix:
             module.checked("input_scale", ((), (1,)), FLOATS)
             if not self.rounding.symmetric:
                 module.checked("input_zero_point", ((), (1,)), ("int8", "int32", "int64"))
+        elif module.has("input_scale"):
+            raise module.error("input_scale", "is not used: by its config no activation is divided by it")
         in_pairs = self.is_packed and self.bits == 4
         layout = Layout(
             inputs=inputs,
@@ -123,13 +125,14 @@ class CompressedMatrix:
         if self.strategy == "channel" or self.size is None:
             return (outputs, 1), (outputs,)
         high, wide = self.size
-        return ((-(-outputs // high), -(-inputs // wide)),)
+        blocks = -(-outputs // high), -(-inputs // wide)
+        single: tuple[Shape, ...] = ((), (1,)) if blocks == (1, 1) and self.strategy == "block" else ()
+        return blocks, (blocks[0], 1, blocks[1], 1), *single
 
     def _by_output(self, values: Array, outputs: int) -> Array:
         """[outputs, groups] of what has the shape of a scale."""
-        rows = values.reshape(-1, values.shape[-1] if self.strategy in ("group", "block") else 1)
         times = outputs if self.strategy == "tensor" else 1 if self.size is None else self.size[0]
-        return np.repeat(rows, times, axis=0)[:outputs]
+        return np.repeat(values.reshape(-(-outputs // times), -1), times, axis=0)[:outputs]
 
     def _zeros(self, module: Module, outputs: int) -> Array | None:
         """Zero points of codes in memory."""
@@ -148,7 +151,7 @@ class CompressedMatrix:
 
 
 def read_weights(fields: Fields, is_packed: bool, rounding: Rounding | None, is_static: bool) -> CompressedMatrix:
-    _refuse_arguments(fields)
+    refuse_arguments(fields)
     kind = fields.text("type", "int").lower()
     bits = fields.integer("num_bits", 8)
     supported = {("int", True): (4, 8), ("int", False): (4, 8), ("float", False): (8,)}
@@ -194,7 +197,7 @@ def read_activations(group: Fields) -> tuple[Rounding | None, bool]:
     if "input_activations" not in group:
         return None, False
     fields = group.within("input_activations")
-    _refuse_arguments(fields)
+    refuse_arguments(fields)
     if fields.get("num_bits") != 8:
         raise fields.unsupported("num_bits", "activations have 8 bits")
     kind = fields.text("type", "int").lower()
@@ -214,7 +217,7 @@ def read_activations(group: Fields) -> tuple[Rounding | None, bool]:
     return Rounding(kind == "float", group_size if strategy == "group" else None, symmetric), not is_dynamic
 
 
-def _refuse_arguments(fields: Fields) -> None:
+def refuse_arguments(fields: Fields) -> None:
     for name in fields:
         if name in fields and name not in ARGUMENTS:
             raise fields.unsupported(name, f"known are {', '.join(sorted(ARGUMENTS))}")

@@ -3,23 +3,22 @@
 import re
 from dataclasses import dataclass
 
-from quire.errors import InvalidCheckpoint, shown
 from quire.models.fields import Fields
 from quire.models.formats.cache_scheme import read_cache_scheme
 from quire.models.formats.compressed_matrix import CompressedMatrix, read_activations, read_weights
 from quire.models.formats.format import Format
+from quire.models.formats.four_bit_floats import FourBitFloats, read_four_bit_floats
+from quire.models.formats.patterns import checked_pattern
 
-STORED = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
+NVFP4, MXFP4 = "nvfp4-pack-quantized", "mxfp4-pack-quantized"
+STORED = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized", NVFP4, MXFP4)
+Matrix = CompressedMatrix | FourBitFloats
 # Those that say nothing about how a checkpoint is read.
 _REMARKS = {"quant_method", "quantization_status", "global_compression_ratio", "version", "run_compressed"}
 _KNOWN = _REMARKS | {
     "config_groups", "format", "ignore", "kv_cache_scheme", "sparsity_config", "transform_config",
     "moe_sparsity_config",
 }  # fmt: skip
-_MAX_PATTERN = 500
-# The time of a match grows by a power with each repeat, and exponentially with a repeated group of repeats.
-_MAX_REPEATS = 6
-_REPEATED_GROUP = re.compile(r"\)[*+{]")
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Target:
 class CompressedTensors:
     """The `Quantization` of a config."""
 
-    groups: tuple[tuple[tuple[Target, ...], CompressedMatrix], ...]
+    groups: tuple[tuple[tuple[Target, ...], Matrix], ...]
     ignored: tuple[Target, ...]
     cache_dtype: str | None = None
 
@@ -83,7 +82,7 @@ def _refuse_other_parts(fields: Fields) -> None:
     fields.only("quantization_status", "compressed", "frozen")
 
 
-def _group(group: Fields, default_format: str, fields: Fields) -> tuple[tuple[Target, ...], CompressedMatrix]:
+def _group(group: Fields, default_format: str, fields: Fields) -> tuple[tuple[Target, ...], Matrix]:
     for name in group:
         if name in group and name not in ("targets", "weights", "input_activations", "output_activations", "format"):
             raise group.unsupported(name, "it is unknown here")
@@ -95,6 +94,8 @@ def _group(group: Fields, default_format: str, fields: Fields) -> tuple[tuple[Ta
         raise where.unsupported("format", f"known are {', '.join(STORED)}")
     if "weights" not in group:
         raise group.unsupported("weights", "matrices are quantised, with or without their inputs")
+    if stored in (NVFP4, MXFP4):
+        return _targets(group, "targets"), read_four_bit_floats(group, stored == NVFP4)
     rounding, is_static = read_activations(group)
     matrix = read_weights(group.within("weights"), stored == "pack-quantized", rounding, is_static)
     return _targets(group, "targets"), matrix
@@ -105,14 +106,6 @@ def _targets(fields: Fields, name: str) -> tuple[Target, ...]:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise fields.invalid(name, "a list of strings is needed")
     for text in texts:
-        if not text.startswith("re:"):
-            continue
-        repeats = sum(map(text.count, "*+{"))
-        if len(text) > _MAX_PATTERN or repeats > _MAX_REPEATS or _REPEATED_GROUP.search(text):
-            limits = f"{_MAX_PATTERN} characters, {_MAX_REPEATS} repeats and no repeated group"
-            raise fields.unsupported(name, f"{shown(text)} is beyond what a pattern may have: {limits}")
-        try:
-            re.compile(text.removeprefix("re:"))
-        except re.error as error:
-            raise InvalidCheckpoint(f"config: {name}: {shown(text)} is no pattern: {error}") from error
+        if text.startswith("re:"):
+            checked_pattern(fields, name, text.removeprefix("re:"))
     return tuple(map(Target, texts))

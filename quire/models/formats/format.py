@@ -8,7 +8,7 @@ import numpy as np
 
 from quire.errors import InvalidCheckpoint
 from quire.files.tensor_source import TensorInfo, TensorSource
-from quire.ops.coded import Rounding
+from quire.ops.activation_rounding import Rounding
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
@@ -30,6 +30,7 @@ class Layout(NamedTuple):
     has_index: bool
     rounding: Rounding | None
     has_input_scale: bool
+    has_output_scales: bool = False
 
     @property
     def groups(self) -> int:
@@ -66,6 +67,7 @@ class CodedTensor(NamedTuple):
     scales: Array  # [outputs, groups]
     zeros: Array | None = None  # [outputs, groups]
     side: InputSide = InputSide()
+    output_scales: Array | None = None  # float32 [outputs]
 
 
 @dataclass(frozen=True)

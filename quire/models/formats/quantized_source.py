@@ -12,13 +12,17 @@ from quire.files.model_files import ModelFiles
 from quire.files.safetensors_source import SafetensorsSource
 from quire.files.tensor_source import Array, TensorInfo
 from quire.models.fields import Fields
+from quire.models.formats.auto_round import read_auto_round
 from quire.models.formats.awq import read_awq
 from quire.models.formats.cache_scheme import CACHE_SCALES, CACHE_ZEROS
 from quire.models.formats.compressed_tensors import read_compressed_tensors
+from quire.models.formats.fbgemm_fp8 import read_fbgemm_fp8
 from quire.models.formats.format import CodedTensor, Format, InputSide, Layout, Module, Quantization
 from quire.models.formats.fp8 import read_fp8
 from quire.models.formats.gptq import read_gptq
+from quire.models.formats.modelopt import read_modelopt
 from quire.models.formats.mxfp4 import FLOATS_OF_FOUR_BITS, read_mxfp4
+from quire.models.formats.refused_methods import REASONS
 from quire.ops.coded import MIDDLE
 
 READERS: dict[str, Callable[[Fields], Quantization]] = {
@@ -27,10 +31,10 @@ READERS: dict[str, Callable[[Fields], Quantization]] = {
     "gptq": read_gptq,
     "awq": read_awq,
     "mxfp4": read_mxfp4,
-}
-_REASONS = {
-    "bitsandbytes": "its codes and nested scales are defined by its own kernels; use the checkpoint it was made of, "
-    "with --quantize int8 on a CPU",
+    "modelopt": read_modelopt,
+    "fbgemm_fp8": read_fbgemm_fp8,
+    "auto-round": read_auto_round,
+    "intel/auto-round": read_auto_round,
 }
 
 
@@ -130,9 +134,12 @@ def widened(tensor: CodedTensor, layout: Layout) -> Array:
     if layout.bits == 4:
         codes = np.stack((codes & 15, codes >> 4), axis=-1).reshape(len(codes), -1)
     index = np.arange(layout.inputs) // layout.group if tensor.side.index is None else tensor.side.index
-    if tensor.scales.dtype == np.uint8:
-        exponents = tensor.scales[:, index].astype(np.int32) - 127
-        return np.ldexp(FLOATS_OF_FOUR_BITS[codes], exponents).astype(np.float32)
+    if layout.bits == 4 and tensor.scales.dtype.itemsize == 1:
+        floats = FLOATS_OF_FOUR_BITS[codes]
+        if tensor.scales.dtype == np.uint8:
+            return np.ldexp(floats, tensor.scales[:, index].astype(np.int32) - 127).astype(np.float32)
+        floats *= tensor.scales[:, index].astype(np.float32)
+        return floats if tensor.output_scales is None else floats * tensor.output_scales[:, None]
     numbers = codes.astype(np.float32)
     if tensor.zeros is not None:
         numbers -= tensor.zeros[:, index]
@@ -166,7 +173,7 @@ def read_quantization(config: Mapping[str, object]) -> Quantization | None:
     method = inner.get("quant_method")
     if not isinstance(method, str) or method not in READERS:
         reason = (
-            _REASONS.get(method, f"known are {', '.join(READERS)}") if isinstance(method, str) else "a name is needed"
+            REASONS.get(method, f"known are {', '.join(READERS)}") if isinstance(method, str) else "a name is needed"
         )
         raise UnsupportedModel(
             f"{fields.family}: quantization_config.quant_method = {shown(method)} is not supported: {reason}"

@@ -53,11 +53,15 @@ float from_half(uint16_t half) {
   return (sign ? -1.0f : 1.0f) * fraction * 0x1p-24f;
 }
 
-// Scales of a byte are exponents of two, and four bits beside them are floats.
-bool has_exponents(const Matrix& m) { return m.scale_type == XLA_FFI_DataType_U8; }
+bool is_byte(XLA_FFI_DataType scales) { return scales == XLA_FFI_DataType_U8 || scales == XLA_FFI_DataType_F8E4M3FN; }
 
+// Four bits beside scales of a byte are floats.
+bool has_four_bit_floats(const Matrix& m) { return m.type == XLA_FFI_DataType_U8 && is_byte(m.scale_type); }
+
+// Scales of a byte are exponents of two, or e4m3.
 float scale_at(const Matrix& m, int64_t i) {
-  if (has_exponents(m)) {
+  if (m.scale_type == XLA_FFI_DataType_F8E4M3FN) return eight_bit_float(at<uint8_t>(m.scales, i));
+  if (m.scale_type == XLA_FFI_DataType_U8) {
     const uint32_t exponent = at<uint8_t>(m.scales, i);
     return from_bits(exponent == 0 ? 1u << 22 : exponent << 23);
   }
@@ -67,12 +71,12 @@ float scale_at(const Matrix& m, int64_t i) {
 }
 
 float zero_at(const Matrix& m, int64_t i) {
-  if (m.zeros == nullptr) return m.type == XLA_FFI_DataType_U8 && !has_exponents(m) ? 8.0f : 0.0f;
+  if (m.zeros == nullptr) return m.type == XLA_FFI_DataType_U8 && !has_four_bit_floats(m) ? 8.0f : 0.0f;
   return m.zero_type == XLA_FFI_DataType_S8 ? at<int8_t>(m.zeros, i) : at<int16_t>(m.zeros, i);
 }
 
 void widen_run(const Matrix& m, const uint8_t* codes, int64_t first, int64_t last, float zero, float scale, float* to) {
-  if (m.type == XLA_FFI_DataType_U8 && has_exponents(m)) {
+  if (has_four_bit_floats(m)) {
     return widen_run<four_bit_floats, 2>(codes, first, last, zero, scale, to);
   }
   if (m.type == XLA_FFI_DataType_U8) return widen_run<four_bits, 2>(codes, first, last, zero, scale, to);
@@ -117,7 +121,7 @@ void multiply_all(const float* x, int64_t rows, const Matrix& m, float* out) {
 bool is_known(XLA_FFI_DataType codes, XLA_FFI_DataType scales) {
   return (codes == XLA_FFI_DataType_U8 || codes == XLA_FFI_DataType_S8 || codes == XLA_FFI_DataType_F8E4M3FN) &&
          (scales == XLA_FFI_DataType_F32 || scales == XLA_FFI_DataType_F16 || scales == XLA_FFI_DataType_BF16 ||
-          scales == XLA_FFI_DataType_U8);
+          is_byte(scales));
 }
 
 // out [t, o] of x [t, i] with codes [o, bytes]; zeros and index may be empty. Those of several matrices have one axis
@@ -133,7 +137,7 @@ Fault CodedProduct(In<float> x, In<void> codes, In<void> scales, In<void> zeros,
   if (zeros.count() != 0 && zeros.count() != scales.count()) return "zero points of another shape";
   if (index.count() != 0 && index.count() != matrices * inputs) return "an order of another shape";
   if (group % per_byte != 0 && groups > 1) return "groups that begin within a byte";
-  const int64_t scale_bytes = scales.type == XLA_FFI_DataType_F32 ? 4 : scales.type == XLA_FFI_DataType_U8 ? 1 : 2;
+  const int64_t scale_bytes = scales.type == XLA_FFI_DataType_F32 ? 4 : is_byte(scales.type) ? 1 : 2;
   const int64_t zero_bytes = zeros.type == XLA_FFI_DataType_S8 ? 1 : 2;
   int64_t row = 0;
   for (int64_t e = 0; e < matrices; ++e) {

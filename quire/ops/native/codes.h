@@ -76,6 +76,17 @@ inline Lanes eight_bit_floats(const uint8_t* codes, int64_t i) {
   return found;
 }
 
+// One of them.
+inline float eight_bit_float(uint8_t code) {
+  const uint32_t size = code & 127, sign = uint32_t(code & 128) << 24;
+  if (size == 127) return std::numeric_limits<float>::quiet_NaN();
+  if (size < 8) return (sign ? -0x1p-9f : 0x1p-9f) * size;
+  const uint32_t bits = (size << 20) + (120u << 23) + sign;
+  float found;
+  std::memcpy(&found, &bits, sizeof(found));
+  return found;
+}
+
 // Inputs from `first` to `last` of a channel, which share a scale; a run of four bits begins at an even one.
 template <Lanes (*kNumbers)(const uint8_t*, int64_t), int kPerByte>
 void widen_run(const uint8_t* codes, int64_t first, int64_t last, float zero, float scale, float* to) {
