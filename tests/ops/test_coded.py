@@ -164,6 +164,30 @@ def test_a_row_does_not_depend_on_its_neighbours(bits: int, name: str) -> None:
 
 
 @needs_library
+@pytest.mark.parametrize(("inputs", "group"), [(254, 254), (192, 16), (160, 32), (208, 128), (176, 22)])
+@pytest.mark.parametrize("codes", ["int4", "e2m1", "int8", "e4m3"])
+def test_few_rows_have_the_bits_that_they_have_among_many(codes: str, inputs: int, group: int) -> None:
+    """Few rows meet codes in registers, many the numbers that were widened in memory."""
+    rng = np.random.default_rng(0)
+    groups, bits = -(-inputs // group), 4 if codes in ("int4", "e2m1") else 8
+    stored: Array = rng.integers(0, 120, (7, inputs * bits // 8), np.uint8) * (2 if bits == 4 else 1)
+    scales = rng.uniform(0.01, 0.1, (7, groups)).astype(ml_dtypes.float8_e4m3fn if codes == "e2m1" else np.float16)
+    has_zeros = codes in ("int4", "int8")
+    weight = Coded(
+        jnp.asarray(stored.view({"int8": np.int8, "e4m3": ml_dtypes.float8_e4m3fn}.get(codes, np.uint8))),
+        jnp.asarray(scales), jnp.asarray(rng.integers(0, 16, (7, groups), np.int8)) if has_zeros else None,
+        None, None, None, (7, inputs), 1, False, bits, group, None, True,
+    )  # fmt: skip
+    x = numbers(1, 40, inputs)
+    product = jax.jit(weight.product)
+    many = np.asarray(product(x))
+    plain = jax.jit(replace(weight, is_native=False).product)(x)
+    np.testing.assert_allclose(many, plain, rtol=1e-4, atol=1e-4 * np.abs(many).max())
+    for count in range(1, 12):
+        np.testing.assert_array_equal(product(x[count : 2 * count]), many[count : 2 * count])
+
+
+@needs_library
 @pytest.mark.parametrize("scale_dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("code_dtype", [np.uint8, np.int8, ml_dtypes.float8_e4m3fn])
 @pytest.mark.parametrize("has_index", [False, True])

@@ -1,12 +1,11 @@
 // Products of float32 activations with matrices of codes, as quantised checkpoints hold them.
 //
 // A few channels at a time are widened to float32, which stay in a core's cache while all rows pass by, and multiplied as
-// float32 weights are. The contract is that of coded.py.
+// float32 weights are. Few rows meet the codes themselves. The contract is that of coded.py.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <vector>
 
 #include "codes.h"
@@ -19,6 +18,7 @@ namespace {
 
 constexpr int64_t kPieces = 16;             // at least: enough for a core that is disturbed to do fewer
 constexpr int64_t kPieceBytes = 128 << 10;  // of widened channels
+constexpr int64_t kFewRows = kLanes == 16 ? 8 : 4;  // at most: more are faster with channels that are widened in memory
 
 struct Matrix {
   const uint8_t* codes;  // [channels, bytes]
@@ -75,46 +75,126 @@ float zero_at(const Matrix& m, int64_t i) {
   return m.zero_type == XLA_FFI_DataType_S8 ? at<int8_t>(m.zeros, i) : at<int16_t>(m.zeros, i);
 }
 
-void widen_run(const Matrix& m, const uint8_t* codes, int64_t first, int64_t last, float zero, float scale, float* to) {
-  if (has_four_bit_floats(m)) {
-    return widen_run<four_bit_floats, 2>(codes, first, last, zero, scale, to);
+// Scales and zero points of a channel's groups.
+struct Groups {
+  void read(const Matrix& m, int64_t channel) {
+    scales.resize(m.groups);
+    zeros.resize(m.groups);
+    for (int64_t g = 0; g < m.groups; ++g) {
+      scales[g] = m.scaled ? scale_at(m, channel * m.groups + g) : 1.0f;
+      zeros[g] = zero_at(m, channel * m.groups + g);
+    }
   }
-  if (m.type == XLA_FFI_DataType_U8) return widen_run<four_bits, 2>(codes, first, last, zero, scale, to);
-  if (m.type == XLA_FFI_DataType_S8) return widen_run<eight_bits, 1>(codes, first, last, zero, scale, to);
-  widen_run<eight_bit_floats, 1>(codes, first, last, zero, scale, to);
+
+  std::vector<float> scales, zeros;
+};
+
+// Calls work(Numbers) with the type of the numbers of its codes.
+template <typename Work>
+void with_numbers(const Matrix& m, const Work& work) {
+  if (has_four_bit_floats(m)) return work(FourBitFloats(0.0f, 1.0f));
+  if (m.type == XLA_FFI_DataType_U8) return work(FourBits(0.0f, 1.0f));
+  if (m.type == XLA_FFI_DataType_S8) return work(EightBits(0.0f, 1.0f));
+  work(EightBitFloats(0.0f, 1.0f));
 }
 
+template <typename Numbers>
 void widen(const Matrix& m, int64_t channel, float* to) {
   const uint8_t* codes = m.codes + channel * m.bytes;
-  const int64_t groups = channel * m.groups;
-  if (m.index == nullptr) {
-    for (int64_t g = 0; g < m.groups; ++g) {
-      const int64_t first = g * m.group, last = std::min(m.inputs, first + m.group);
-      widen_run(m, codes, first, last, zero_at(m, groups + g), m.scaled ? scale_at(m, groups + g) : 1.0f, to);
-    }
+  thread_local Groups groups;
+  groups.read(m, channel);
+  if (m.index != nullptr) {
+    widen_run(Numbers(0.0f, 1.0f), codes, 0, m.inputs, to);
+    for (int64_t i = 0; i < m.inputs; ++i) to[i] = (to[i] - groups.zeros[m.index[i]]) * groups.scales[m.index[i]];
     return;
   }
-  thread_local std::vector<float> scales, zeros;
-  scales.resize(m.groups);
-  zeros.resize(m.groups);
   for (int64_t g = 0; g < m.groups; ++g) {
-    scales[g] = m.scaled ? scale_at(m, groups + g) : 1.0f;
-    zeros[g] = zero_at(m, groups + g);
+    const int64_t first = g * m.group, last = std::min(m.inputs, first + m.group);
+    widen_run(Numbers(groups.zeros[g], groups.scales[g]), codes, first, last, to);
   }
-  widen_run(m, codes, 0, m.inputs, 0.0f, 1.0f, to);
-  for (int64_t i = 0; i < m.inputs; ++i) to[i] = (to[i] - zeros[m.index[i]]) * scales[m.index[i]];
+}
+
+template <typename Numbers>
+void multiply_widened(const float* x, int64_t rows, const Matrix& m, int64_t first, int64_t count, float* out) {
+  thread_local std::vector<float> wide;
+  if (static_cast<int64_t>(wide.size()) < count * m.inputs) wide.resize(count * m.inputs);
+  for (int64_t c = 0; c < count; ++c) widen<Numbers>(m, first + c, wide.data() + c * m.inputs);
+  multiply_channels_of_all_rows({x, wide.data(), out + first, rows, m.channels, m.inputs}, 0, count);
+}
+
+// Few rows: numbers are made in registers, as each is used once. The sums are those of float_block.h, in the same order.
+template <typename Numbers, int kR, int kC>
+void multiply_block(const float* x, const Matrix& m, const Groups* groups, int64_t channel, float* out) {
+  const uint8_t* codes = m.codes + channel * m.bytes;
+  const int64_t vectors = m.inputs / kLanes * kLanes;
+  Lanes parts[kR][kChannels] = {};
+  float totals[kR][kChannels];
+  for (int64_t g = 0; g < m.groups; ++g) {
+    const int64_t last = std::min(vectors, (g + 1) * m.group);
+    for (int64_t i = g * m.group; i < last; i += kLanes) {
+      Lanes weight[kC];
+      for (int c = 0; c < kC; ++c) {
+        weight[c] = Numbers(groups[c].zeros[g], groups[c].scales[g])(codes + c * m.bytes, i);
+      }
+      for (int r = 0; r < kR; ++r) {
+        const Lanes input = read(x + r * m.inputs + i);
+        for (int c = 0; c < kC; ++c) parts[r][c] = multiply_add(input, weight[c], parts[r][c]);
+      }
+    }
+  }
+  for (int r = 0; r < kR; ++r) sums(parts[r], totals[r]);
+  for (int c = 0; c < kC; ++c) {
+    Lanes rest = {};
+    if (vectors < m.inputs) {
+      const Numbers numbers(groups[c].zeros[m.groups - 1], groups[c].scales[m.groups - 1]);
+      rest = last_of(numbers, codes + c * m.bytes, vectors, m.inputs - vectors);
+    }
+    for (int r = 0; r < kR; ++r) {
+      for (int64_t i = vectors; i < m.inputs; ++i) {
+        totals[r][c] = multiply_add(x[r * m.inputs + i], rest[i - vectors], totals[r][c]);
+      }
+      out[r * m.channels + channel + c] = totals[r][c];
+    }
+  }
+}
+
+template <typename Numbers, int kC>
+void multiply_few(const float* x, int64_t rows, const Matrix& m, int64_t channel, float* out) {
+  thread_local Groups groups[kC];
+  for (int c = 0; c < kC; ++c) groups[c].read(m, channel + c);
+  for (int64_t row = 0; row < rows; row += kRows) {
+    const float* of_rows = x + row * m.inputs;
+    float* to = out + row * m.channels;
+    switch (std::min(kRows, rows - row)) {
+      case 1: multiply_block<Numbers, 1, kC>(of_rows, m, groups, channel, to); break;
+      case 2: multiply_block<Numbers, 2, kC>(of_rows, m, groups, channel, to); break;
+      case 3: multiply_block<Numbers, 3, kC>(of_rows, m, groups, channel, to); break;
+      default: multiply_block<Numbers, 4, kC>(of_rows, m, groups, channel, to);
+    }
+  }
+}
+
+// Whole registers of codes share a scale, and rows are so few that widening again for each four costs less than memory.
+bool is_for_few(const Matrix& m, int64_t rows) {
+  return rows <= kFewRows && m.index == nullptr && (m.groups == 1 || m.group % kLanes == 0);
 }
 
 void multiply_all(const float* x, int64_t rows, const Matrix& m, float* out) {
+  const bool is_few = is_for_few(m, rows);
   const int64_t fit = kPieceBytes / std::max<int64_t>(1, m.inputs * sizeof(float)) / kChannels;
   const int64_t share = ceil_div(ceil_div(m.channels, kChannels), kPieces);
-  const int64_t piece = std::max<int64_t>(1, std::min(fit, share)) * kChannels;
-  Crew::instance().run(ceil_div(m.channels, piece), [&](int64_t task) {
-    const int64_t first = task * piece, count = std::min(piece, m.channels - first);
-    thread_local std::vector<float> wide;
-    if (static_cast<int64_t>(wide.size()) < count * m.inputs) wide.resize(count * m.inputs);
-    for (int64_t c = 0; c < count; ++c) widen(m, first + c, wide.data() + c * m.inputs);
-    multiply_channels_of_all_rows({x, wide.data(), out + first, rows, m.channels, m.inputs}, 0, count);
+  const int64_t piece = std::max<int64_t>(1, is_few ? share : std::min(fit, share)) * kChannels;
+  with_numbers(m, [&](auto numbers) {
+    using Numbers = decltype(numbers);
+    Crew::instance().run(ceil_div(m.channels, piece), [&](int64_t task) {
+      const int64_t first = task * piece, last = std::min(first + piece, m.channels);
+      if (!is_few) return multiply_widened<Numbers>(x, rows, m, first, last - first, out);
+      int64_t channel = first;
+      for (; channel + kChannels <= last; channel += kChannels) {
+        multiply_few<Numbers, kChannels>(x, rows, m, channel, out);
+      }
+      for (; channel < last; ++channel) multiply_few<Numbers, 1>(x, rows, m, channel, out);
+    });
   });
 }
 

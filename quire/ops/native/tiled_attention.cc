@@ -165,8 +165,8 @@ void widen(const Codes& codes, const uint8_t* from, uint16_t scale_bits, int64_t
   const uint32_t bits = uint32_t(scale_bits) << 16;
   float scale;
   std::memcpy(&scale, &bits, sizeof(scale));
-  if (codes.is_float) return widen_run<eight_bit_floats, 1>(from, 0, size, 0.0f, scale, to);
-  widen_run<eight_bits, 1>(from, 0, size, 0.0f, scale, to);
+  if (codes.is_float) return widen_run(EightBitFloats(0.0f, scale), from, 0, size, to);
+  widen_run(EightBits(0.0f, scale), from, 0, size, to);
 }
 
 // Queries of one tile and one kv head.
