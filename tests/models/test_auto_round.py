@@ -122,6 +122,7 @@ def test_a_module_outside_the_blocks_must_not_be_quantised(tmp_path: Path) -> No
         ({"act_bits": True}, "act_bits = True"),
         ({"super_bits": 6}, "super_bits = 6"),
         ({"rotation_config": {"a": 1}}, "rotation_config = {'a': 1}"),
+        ({"spinquant_config": {"r1": True}}, "spinquant_config = {'r1': True}"),
         ({"static_kv_dtype": "fp8"}, "static_kv_dtype = 'fp8'"),
         ({"block_name_to_quantize": []}, "block_name_to_quantize = []: names of blocks are needed"),
         ({"block_name_to_quantize": {"a": 1}}, "block_name_to_quantize = {'a': 1}"),

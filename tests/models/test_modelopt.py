@@ -11,6 +11,8 @@ import pytest
 from quire.errors import InvalidCheckpoint, QuireError, UnsupportedModel
 from quire.files.model_files import locate
 from quire.models.checkpoint import load_weights
+from quire.models.formats.compressed_matrix import CompressedMatrix
+from quire.models.formats.four_bit_floats import FourBitFloats
 from quire.models.formats.quantized_source import QuantizedSource, open_checkpoint, read_quantization
 from quire.models.registry import build_model
 from tests.golden.make_modelopt import CASES, FOLDER
@@ -119,6 +121,19 @@ def test_each_layer_may_have_an_algorithm_of_its_own(tmp_path: Path) -> None:
     assert opened(tmp_path).quantization.summary == f"{words}dynamic fp8 activations"
 
 
+def test_all_experts_of_a_layer_may_have_one_entry() -> None:
+    layers = {"model.layers.0.mlp.experts": {"quant_algo": "NVFP4", "group_size": 16}}
+    layers |= {"model.layers.0.mlp.experts.1.down_proj": {"quant_algo": "FP8"}}
+    config = {"quant_method": "modelopt_fp4", "quant_algo": "mixed_precision", "quantized_layers": layers}
+    found = read_quantization({**LLAMA, "quantization_config": config})
+    assert found is not None
+    whole = found.format_of("model.layers.0.mlp.experts.1.up_proj")
+    assert isinstance(whole, FourBitFloats)
+    assert isinstance(found.format_of("model.layers.0.mlp.experts.1.down_proj"), CompressedMatrix)
+    assert found.format_of("model.layers.0.mlp.gate") is None
+    assert found.format_of("lm_head") is None
+
+
 @pytest.mark.parametrize(
     ("fields", "dtype"),
     [
@@ -127,6 +142,7 @@ def test_each_layer_may_have_an_algorithm_of_its_own(tmp_path: Path) -> None:
         ({"kv_cache_quant_algo": None, "kv_cache_scheme": "FP8"}, "fp8_e4m3"),
         ({"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}}, "fp8_e4m3"),
         ({"kv_cache_quant_algo": "INT8"}, "int8"),
+        ({"kv_cache_quant_algo": ""}, None),
         ({"quant_algo": None, "kv_cache_quant_algo": "FP8"}, "fp8_e4m3"),
     ],
 )
@@ -157,6 +173,10 @@ GROUP = {"targets": ["Linear"], "weights": {"dynamic": False, "num_bits": 8, "ty
         (
             {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": {"quant_algo": "INT3"}}},
             "quantized_layers.a.quant_algo = 'INT3' is not supported",
+        ),
+        (
+            {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": {"quant_algo": "NVFP4", "encoding": "csf"}}},
+            "quantized_layers.a.encoding = 'csf' is not supported",
         ),
         ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": 8}}, "quantized_layers.a = 8: an object"),
         ({"pre_quant_scale": True}, "pre_quant_scale = True is not supported"),

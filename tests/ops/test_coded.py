@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from quire.models.feed_forward import grouped
 from quire.ops.activation_rounding import Rounding
 from quire.ops.coded import FEW_ROWS, Coded
+from quire.ops.expert_product import rounded_rows
 from quire.ops.native import library
 from tests.models.quantized_matrices import by_bounded_token, by_run, by_stored, by_token
 
@@ -108,6 +109,13 @@ def test_a_gpu_honours_the_bound_of_rows_whether_it_rounds_them_or_not(num_rows:
     np.testing.assert_allclose(weight.product(x), expected, rtol=1e-4, atol=1e-4)
     assert weight.row_code_dtype(num_rows, None) is None  # rows that are rounded before know no bound
     assert replace(weight, rounding=Rounding(is_float=True)).row_code_dtype(64, None) is not None
+
+
+def test_few_rows_of_experts_are_cut_to_the_bound_on_a_gpu() -> None:
+    weight = coded((4, 33, 64), 8, Rounding(is_float=True, reach=1.5), is_direct=True)
+    x = 4 * numbers(4, FEW_ROWS, 1, 64)
+    got = rounded_rows(jnp.asarray(x), jnp.zeros((FEW_ROWS, 1), jnp.int32), weight)
+    np.testing.assert_array_equal(got, np.clip(x, -1.5, 1.5))
 
 
 def test_a_row_of_zeros_stays_zero() -> None:

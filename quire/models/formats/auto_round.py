@@ -18,6 +18,10 @@ PACKINGS = {
 _FLOAT_BITS = 16
 _SCHEME = ("bits", "group_size", "sym")
 _BLOCKS = ("quant_block_list", "block_name_to_quantize", "to_quant_block_names")  # the first that there is
+_OTHERS = (
+    "super_bits", "rotation_config", "spinquant_config", "transform_config", "static_kv_dtype",
+    "static_attention_dtype", "dynamic",
+)  # fmt: skip
 _NAME = re.compile(r"[\w.-]+")  # other keys are patterns
 
 
@@ -83,7 +87,7 @@ def _refuse_other_parts(fields: Fields) -> None:
     act_bits = fields.get("act_bits")
     if act_bits is not None and (type(act_bits) is not int or act_bits < _FLOAT_BITS):
         raise fields.unsupported("act_bits", "the weights alone are quantised")
-    for name in ("super_bits", "rotation_config", "static_kv_dtype", "static_attention_dtype", "dynamic"):
+    for name in _OTHERS:
         if fields.get(name):
             raise fields.unsupported(name, "only codes, scales and zero points of weights are read")
 

@@ -88,6 +88,8 @@ class ModelOpt:
     def format_of(self, name: str) -> Format | None:
         if any(pattern.match(name) for pattern in self.excluded):
             return None
+        while name and name not in self.layers:  # all experts of a layer may have one entry
+            name = name.rpartition(".")[0]
         return self.layers.get(name, self.default)
 
 
@@ -102,9 +104,9 @@ def read_modelopt(fields: Fields) -> ModelOpt:
     excluded = (*_wildcards(inner, "exclude_modules"), *_wildcards(inner, "ignore"))
     layers: dict[str, Matrix] = {}
     default = None
-    if inner.get("quant_algo") == "MIXED_PRECISION":
+    if str(inner.get("quant_algo")).upper() == "MIXED_PRECISION":
         each = inner.within("quantized_layers")
-        layers = {name: _matrix(each.within(name)) for name in each}
+        layers = {name: _layer(each.within(name)) for name in each}
         if not layers:
             raise inner.invalid("quantized_layers", "MIXED_PRECISION needs the algorithm of each layer")
     elif "quant_algo" in inner or cache_dtype is None:
@@ -115,6 +117,13 @@ def read_modelopt(fields: Fields) -> ModelOpt:
 
 def _matrix(fields: Fields) -> Matrix:
     return _algorithm(fields).matrix(fields)
+
+
+def _layer(fields: Fields) -> Matrix:
+    for name in fields:
+        if fields.get(name) and name not in ("quant_algo", "group_size"):
+            raise fields.unsupported(name, "it is unknown here, and may change what the weights are")
+    return _matrix(fields)
 
 
 def _algorithm(fields: Fields) -> Algorithm:
@@ -144,7 +153,7 @@ def _compare_groups(fields: Fields, matrix: Matrix) -> None:
 def _cache_dtype(fields: Fields) -> str | None:
     if isinstance(fields.get("kv_cache_scheme"), Mapping):
         return read_cache_scheme(fields)
-    name = next((name for name in ("kv_cache_quant_algo", "kv_cache_scheme") if name in fields), None)
+    name = next((name for name in ("kv_cache_quant_algo", "kv_cache_scheme") if fields.get(name)), None)
     if name is None:
         return None
     algorithm = fields.text(name).upper()

@@ -32,6 +32,7 @@ READERS: dict[str, Callable[[Fields], Quantization]] = {
     "awq": read_awq,
     "mxfp4": read_mxfp4,
     "modelopt": read_modelopt,
+    "modelopt_fp4": read_modelopt,
     "fbgemm_fp8": read_fbgemm_fp8,
     "auto-round": read_auto_round,
     "intel/auto-round": read_auto_round,
