@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from quire.cli.precedence import Precedence, Source
 from quire.cli.settings import with_settings
 from quire.cli.tgi_flags import TgiFlags
 from quire.config import Config
+from quire.errors import InvalidSetting
 from quire.group.settings import GroupSettings
 from quire.page_folder.settings import FolderSettings
 from quire.peers.settings import PeerSettings
@@ -27,6 +29,7 @@ def serve(
     group: GroupSettings,
     peers: PeerSettings,
     flags: TgiFlags,
+    precedence: Precedence,
     served: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help="The model, as with --model.", show_default=False)
     ] = None,
@@ -34,8 +37,12 @@ def serve(
     """Serve a model over HTTP: the OpenAI API and that of text-generation-inference."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the supervisor handles it; nothing has begun that must end
     if served is not None:
+        for other, name in ((config.model, "model"), (flags.model_id, "model_id")):
+            if precedence[name] is Source.OPTION and other != served:
+                raise InvalidSetting(f"MODEL is {served} and {name} is {other}; they mean the same")
+    config, settings = flags.applied(config, settings, precedence, os.environ)
+    if served is not None:
         config = replace(config, model=served)
-    config, settings = flags.applied(config, settings, os.environ)
     from quire.server.observe.logs import configure_logs
     from quire.server.processes.serve import serve as run
 
