@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from quire import __version__
+from quire.cli.vllm_flags import AdvisedCommand
 from quire.errors import InvalidRequest, InvalidSetting, QuireError
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130  # exit codes
@@ -44,7 +45,7 @@ def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
-            app.command()(command)
+            app.command(cls=AdvisedCommand if name == "serve" else None)(command)
     return app
 
 
