@@ -1,11 +1,11 @@
-"""Which of two names of one setting counts, where both were given."""
+"""The precedence of two names of one setting, where both were given."""
 
 import enum
 from collections.abc import Mapping
 
 
 class Source(enum.IntEnum):
-    """Where a value comes from. Higher ones override lower ones."""
+    """Source of a value. Higher ones override lower ones."""
 
     DEFAULT = 0
     FILE = 1

@@ -1,4 +1,4 @@
-"""What `quire serve` has in place of vLLM's flags, for those who come with a start script.
+"""Options of `quire serve` in place of vLLM's flags, for start scripts that were made for it.
 
 They are refused, since most take other values, and the error names ours. The page docs/start/from-vllm.md has them too,
 and a test holds it to this file.
@@ -59,7 +59,7 @@ INSTEAD = {
 
 
 def advice(arguments: Sequence[str]) -> str | None:
-    """What the first of vLLM's flags is here; None where there is none of them."""
+    """The advice for the first of vLLM's flags; None where there is none of them."""
     for argument in arguments:
         given = argument.partition("=")[0]
         name = given.replace("_", "-") if given.startswith("--") else "-O" if given[:2] == "-O" else given
