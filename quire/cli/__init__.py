@@ -17,6 +17,10 @@ BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130  # exit codes
 COMMANDS = ("serve", "generate", "chat", "doctor", "bench", "tokenizer")  # each is in the module of its name
 
 
+def exit_code(error: QuireError) -> int:
+    return BAD_INPUT if isinstance(error, InvalidRequest | InvalidSetting) else FAILED
+
+
 def _print_version(asked: bool) -> None:
     if asked:
         typer.echo(f"quire {__version__}")
@@ -58,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         make_app(asked or COMMANDS)(args=given, prog_name="quire")
     except QuireError as error:
         print(f"quire: {error.message}", file=sys.stderr)
-        sys.exit(BAD_INPUT if isinstance(error, InvalidRequest | InvalidSetting) else FAILED)
+        sys.exit(exit_code(error))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:  # the reader of standard output is gone

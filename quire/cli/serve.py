@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
+from quire.cli import exit_code
 from quire.cli.precedence import Precedence, Source
 from quire.cli.settings import with_settings
 from quire.cli.tgi_flags import TgiFlags
 from quire.config import Config
-from quire.errors import InvalidSetting
+from quire.errors import InvalidSetting, QuireError
 from quire.group.settings import GroupSettings
 from quire.page_folder.settings import FolderSettings
 from quire.peers.settings import PeerSettings
@@ -49,4 +50,10 @@ def serve(
     configure_logs(settings.log_format, settings.logging_level)
     for warning in flags.warnings():
         log.warning("%s", warning)
-    run(config, settings, group, peers, folder)
+    try:
+        run(config, settings, group, peers, folder)
+    except QuireError as error:
+        if settings.log_format != "json":
+            raise
+        log.critical("%s", error.message)
+        raise typer.Exit(exit_code(error)) from error
