@@ -180,6 +180,10 @@ class ServerSettings:
         for name in ("aip_predict_route", "aip_health_route"):
             if not (getattr(self, name) or "/").startswith("/"):
                 raise InvalidSetting(f"{name} is {getattr(self, name)!r}; it must begin with /")
+        if self.compute_type is not None and not (self.compute_type.isascii() and self.compute_type.isprintable()):
+            raise InvalidSetting(
+                f"compute_type is {self.compute_type!r}; it must be printable ASCII on one line, as headers are"
+            )
         if self.prometheus_port is not None and not 1 <= self.prometheus_port <= 65535:
             raise InvalidSetting(f"prometheus_port is {self.prometheus_port}; it must be between 1 and 65535")
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_keyfile_password) is not None:

@@ -41,3 +41,10 @@ def test_an_empty_name_is_not_every_interface_and_no_model(name):
     values: dict[str, Any] = {name: ""}
     with pytest.raises(InvalidSetting, match=f"^{name} is empty; leave it out for the default$"):
         ServerSettings(**values)
+
+
+@pytest.mark.parametrize("value", ["one gpu\nanother", "gpu\u20ac", "gpu\u00e9"])
+def test_a_compute_type_that_no_header_can_have_is_refused(value):
+    with pytest.raises(InvalidSetting, match=r"^compute_type is '.*'; it must be printable ASCII on one line"):
+        ServerSettings(compute_type=value)
+    assert ServerSettings(compute_type="2 x NVIDIA H200").compute_type == "2 x NVIDIA H200"
