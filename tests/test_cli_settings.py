@@ -1,6 +1,10 @@
 """Settings from options, variables, files and defaults."""
 
 import dataclasses
+import os
+import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -15,6 +19,7 @@ from quire.cli.settings import read_settings, variables_of, with_settings
 from quire.config import Config, setting
 from quire.errors import InvalidSetting
 from quire.request import SamplingParams
+from quire.server.settings import ServerSettings
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,18 @@ def test_help_shows_every_setting_in_its_group(command: list[str]) -> None:
     for field in dataclasses.fields(Config):
         assert f"--{field.name.replace('_', '-')}" in result.output
         assert f" {field.metadata['group']} " in result.output
+
+
+@pytest.mark.parametrize("columns", [80, 110, 200])
+def test_help_shows_whole_names_however_narrow_the_terminal_is(columns: int) -> None:
+    environment = os.environ | {"COLUMNS": str(columns)}  # read once in a process
+    shown = subprocess.check_output([sys.executable, "-m", "quire", "serve", "--help"], env=environment, text=True)
+    assert max(map(len, shown.splitlines())) <= columns
+    words = set(re.findall(r"--[a-z-]+", shown))
+    for kind in (Config, ServerSettings):
+        for field in dataclasses.fields(kind):
+            assert f"--{field.name.replace('_', '-')}" in words
+            assert re.search(rf"\b{field.metadata['group']}\b", shown)
 
 
 def test_a_filter_draws_even_where_the_model_is_greedy_by_default() -> None:

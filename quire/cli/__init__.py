@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from quire import __version__
-from quire.cli.vllm_flags import AdvisedCommand
+from quire.cli.serve_command import ServeCommand
 from quire.errors import InvalidRequest, InvalidSetting, QuireError
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130  # exit codes
@@ -49,7 +49,7 @@ def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
-            app.command(cls=AdvisedCommand if name == "serve" else None)(command)
+            app.command(cls=ServeCommand if name == "serve" else None)(command)
     return app
 
 

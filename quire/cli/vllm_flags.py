@@ -5,11 +5,6 @@ and a test holds it to this file.
 """
 
 from collections.abc import Sequence
-from typing import Any
-
-from typer.core import TyperCommand
-
-from quire.errors import InvalidSetting
 
 PARSER = "not needed: the format follows from the model's chat template"
 COMPILED = "not there: steps are always compiled; --no-compile-ahead compiles when needed"
@@ -67,17 +62,3 @@ def advice(arguments: Sequence[str]) -> str | None:
             found = INSTEAD[name]
             return f"{given} is vLLM's; here it is {found}" if found.startswith("-") else f"{given} is {found}"
     return None
-
-
-class AdvisedCommand(TyperCommand):
-    """A command that names its own option where one of vLLM's was given."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        given = list(args)  # parsing empties it
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as error:  # NoSuchOption of click, or of the copy of it that newer versions of typer have
-            hint = advice(given) if hasattr(error, "possibilities") else None
-            if hint is None:
-                raise
-            raise InvalidSetting(hint) from error
