@@ -15,9 +15,11 @@ from typer.testing import CliRunner
 
 from quire.cli import make_app
 from quire.cli.sampling import SamplingOptions
-from quire.cli.settings import read_settings, variables_of, with_settings
+from quire.cli.settings import read_settings, refuse_misspelt, variables_of, with_settings
 from quire.config import Config, setting
 from quire.errors import InvalidSetting
+from quire.group.settings import GroupSettings
+from quire.peers.settings import PeerSettings
 from quire.request import SamplingParams
 from quire.server.settings import ServerSettings
 
@@ -142,6 +144,26 @@ def test_help_shows_every_setting_in_its_group(command: list[str]) -> None:
     for field in dataclasses.fields(Config):
         assert f"--{field.name.replace('_', '-')}" in result.output
         assert f" {field.metadata['group']} " in result.output
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("QUIRE_API_KEYS", "QUIRE_API_KEY"),
+        ("QUIRE_MAX_BATCHSIZE", "QUIRE_MAX_BATCH_SIZE"),
+        ("QUIRE_TENSOR_PARALLEL_SIZE", "QUIRE_TENSOR_PARALLEL"),
+    ],
+)
+def test_a_misspelt_variable_is_refused_with_the_one_that_is_meant(given: str, meant: str) -> None:
+    command = [sys.executable, "-m", "quire", "serve", "random:tiny", "--port", "0"]
+    ended = subprocess.run(command, env=os.environ | {given: "2"}, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (2, f"quire: there is no variable {given}; did you mean {meant}?\n")
+
+
+def test_variables_of_kubernetes_and_secrets_are_no_misspelt_settings() -> None:
+    others = ["SERVICE_HOST", "SERVICE_PORT", "PORT_8000_TCP", "PORT_8000_TCP_ADDR", "GROUP_SECRET", "PEER_SECRET"]
+    environment = {f"QUIRE_{name}": "x" for name in (*others, "PORT")}
+    refuse_misspelt((Config, ServerSettings, GroupSettings, PeerSettings), environment)
 
 
 @pytest.mark.parametrize("columns", [80, 110, 200])

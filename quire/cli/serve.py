@@ -10,7 +10,7 @@ import typer
 
 from quire.cli import exit_code
 from quire.cli.precedence import Precedence, Source
-from quire.cli.settings import with_settings
+from quire.cli.settings import refuse_misspelt, with_settings
 from quire.cli.tgi_flags import TgiFlags
 from quire.config import Config
 from quire.errors import InvalidSetting, QuireError
@@ -36,6 +36,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model over HTTP: the OpenAI API and that of text-generation-inference."""
+    refuse_misspelt((Config, FolderSettings, ServerSettings, GroupSettings, PeerSettings), os.environ)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the supervisor handles it; nothing has begun that must end
     if served is not None:
         for other, name in ((config.model, "model"), (flags.model_id, "model_id")):

@@ -5,7 +5,7 @@ import difflib
 import inspect
 import os
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -20,6 +20,7 @@ from quire.errors import InvalidSetting
 WITHOUT_VARIABLE = {"Sampling"}
 # Variables of other programs that mean the same as a setting; tgi_flags has those with the setting's own name.
 ALIASES = {"model": "MODEL_ID", "token": "HF_TOKEN", "offline": "HF_HUB_OFFLINE"}
+OTHER_VARIABLES = ("QUIRE_GROUP_SECRET", "QUIRE_PEER_SECRET")  # read beside the settings
 SHORT = {"port": ("--port", "-p")}
 SOURCES = (
     "Settings can also be environment variables (QUIRE_MAX_BATCH_SIZE=8) or in a file. Options override variables, and "
@@ -98,6 +99,21 @@ def _precedence(context: typer.Context, fields: "list[dataclasses.Field[Any]]") 
         elif kind != "DEFAULT":
             sources[field.name] = Source.FILE if kind == "DEFAULT_MAP" else Source.OPTION
     return Precedence(sources)
+
+
+def refuse_misspelt(kinds: Iterable[type], environment: Mapping[str, str]) -> None:
+    """Raise where a variable is almost that of a setting: a server must not run without the keys of QUIRE_API_KEYS.
+
+    Others that begin with QUIRE_ may be anything. Kubernetes sets QUIRE_SERVICE_HOST for a service of this name.
+    """
+    fields = [field for kind in kinds for field in dataclasses.fields(kind)]
+    known = [name for field in fields for name in variables_of(field) if name.startswith("QUIRE_")]
+    for name in sorted(environment):
+        if not name.startswith("QUIRE_") or name in known or name in OTHER_VARIABLES:
+            continue
+        close = difflib.get_close_matches(name[6:], [one[6:] for one in known], n=1, cutoff=0.8)
+        if close:
+            raise InvalidSetting(f"there is no variable {name}; did you mean QUIRE_{close[0]}?")
 
 
 def _option(field: "dataclasses.Field[Any]", hint: Any) -> inspect.Parameter:
