@@ -166,6 +166,14 @@ def test_variables_of_kubernetes_and_secrets_are_no_misspelt_settings() -> None:
     refuse_misspelt((Config, ServerSettings, GroupSettings, PeerSettings), environment)
 
 
+@pytest.mark.parametrize("command", [["doctor"], ["bench", "serving"], ["tokenizer", "export"]], ids=" ".join)
+def test_help_of_other_commands_is_whole_as_well(command: list[str]) -> None:
+    environment = os.environ | {"COLUMNS": "80"}
+    shown = subprocess.check_output([sys.executable, "-m", "quire", *command, "--help"], env=environment, text=True)
+    assert "--help" in shown
+    assert "…" not in shown
+
+
 @pytest.mark.parametrize("columns", [80, 110, 200])
 def test_help_shows_whole_names_however_narrow_the_terminal_is(columns: int) -> None:
     environment = os.environ | {"COLUMNS": str(columns)}  # read once in a process

@@ -1,5 +1,6 @@
 """The `quire` command. Heavy imports are made inside the commands, so that `quire --help` answers at once."""
 
+import io
 import signal
 import sys
 from collections.abc import Iterable, Sequence
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from quire import __version__
-from quire.cli.serve_command import ServeCommand
+from quire.cli.command import Command, ServeCommand
 from quire.errors import InvalidRequest, InvalidSetting, QuireError
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130  # exit codes
@@ -49,7 +50,7 @@ def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
-            app.command(cls=ServeCommand if name == "serve" else None)(command)
+            app.command(cls=ServeCommand if name == "serve" else Command)(command)
     return app
 
 
@@ -57,6 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit; what Quire refuses or fails at becomes one line on standard error."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     asked = [name for name in given[:1] if name in COMMANDS]  # the other subcommands are not imported
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # an answer may have characters that a terminal has not
+            stream.reconfigure(errors="replace")
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # here, where it is caught
         make_app(asked or COMMANDS)(args=given, prog_name="quire")

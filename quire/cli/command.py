@@ -1,4 +1,4 @@
-"""`quire serve` as typer's command: help on narrow terminals, and advice about vLLM's flags."""
+"""Typer's commands, with help for narrow terminals, and with advice about vLLM's flags."""
 
 import shutil
 from typing import Any
@@ -11,18 +11,8 @@ from quire.errors import InvalidSetting
 WIDE = 110  # columns; in fewer, typer's tables cut the names of options off
 
 
-class ServeCommand(TyperCommand):
-    """Names of options are whole in its help, and its errors name the option that is meant."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        given = list(args)  # parsing empties it
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as error:  # NoSuchOption of click, or of the copy of it that newer versions of typer have
-            hint = advice(given) if hasattr(error, "possibilities") else None
-            if hint is None:
-                raise
-            raise InvalidSetting(hint) from error
+class Command(TyperCommand):
+    """Help with whole names of options, in tables where they fit."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         if shutil.get_terminal_size().columns >= WIDE:
@@ -41,3 +31,17 @@ class ServeCommand(TyperCommand):
         for group, options in groups.items():
             with formatter.section(group):
                 formatter.write_dl(options)
+
+
+class ServeCommand(Command):
+    """`quire serve`, with errors that name the option that is meant."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = list(args)  # parsing empties it
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # NoSuchOption of click, or of the copy of it that newer versions of typer have
+            hint = advice(given) if hasattr(error, "possibilities") else None
+            if hint is None:
+                raise
+            raise InvalidSetting(hint) from error
