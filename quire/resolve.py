@@ -186,7 +186,7 @@ PAGE_STEP = 64  # the number of pages is a multiple of this, so that compiled pr
 
 def resolve(config: Config, facts: Facts, is_served: bool = False) -> Resolved:
     """Decide what `config` leaves open, for this machine and model. `is_served`: to clients that wait for tokens."""
-    _refuse_low(config)
+    _refuse_out_of_range(config)
     platform = _PLATFORM_ALIASES.get(facts.platform, facts.platform)
     defaults = DEFAULTS.get(platform, DEFAULTS["cpu"])
     if config.max_total_tokens is not None and config.max_total_tokens > facts.max_positions:
@@ -246,11 +246,13 @@ def resolve(config: Config, facts: Facts, is_served: bool = False) -> Resolved:
     )
 
 
-def _refuse_low(config: Config) -> None:
+def _refuse_out_of_range(config: Config) -> None:
     for name, lowest in LOWEST.items():
         value = getattr(config, name)
         if value is not None and not value >= lowest:  # NaN is neither above nor below
             raise InvalidSetting(f"{name} is {value}; it must be at least {lowest}")
+    if not -(2**63) <= config.random_seed < 2**63:  # JAX takes no others
+        raise InvalidSetting(f"random_seed is {config.random_seed}; it must be between -2**63 and 2**63 - 1")
 
 
 def _max_total_tokens(platform: str, max_positions: int) -> tuple[int, str]:

@@ -3,7 +3,9 @@
 import contextlib
 import io
 import json
+import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -72,6 +74,18 @@ def test_generate_prints_the_answer_alone(quire: Quire, folder: Path) -> None:
     assert (streamed.code, streamed.out) == (0, answer["text"] + "\n")
     assert "dtype = float32 (cpu" in streamed.err
     assert "asked for" not in streamed.err
+
+
+def test_an_answer_is_shown_also_where_the_terminal_lacks_its_characters(folder: Path) -> None:
+    asked = [sys.executable, "-m", "quire", "generate", "hello", *sizes(folder), "--max-tokens=40", "--seed=1", "-q"]
+    whole, partly = (
+        subprocess.run(asked, capture_output=True, env=os.environ | {"PYTHONIOENCODING": encoding}, check=False)
+        for encoding in ("utf-8", "ascii")
+    )
+    assert (whole.returncode, partly.returncode, partly.stderr) == (0, 0, b"")
+    text = whole.stdout.decode()
+    assert not text.isascii()
+    assert partly.stdout.decode() == text.encode("ascii", "replace").decode()
 
 
 def test_generate_leaves_the_template_out_when_told_or_when_there_is_none(quire: Quire, folder: Path) -> None:

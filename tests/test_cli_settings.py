@@ -1,6 +1,10 @@
 """Settings from options, variables, files and defaults."""
 
 import dataclasses
+import os
+import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -11,10 +15,13 @@ from typer.testing import CliRunner
 
 from quire.cli import make_app
 from quire.cli.sampling import SamplingOptions
-from quire.cli.settings import read_settings, variables_of, with_settings
+from quire.cli.settings import read_settings, refuse_misspelt, variables_of, with_settings
 from quire.config import Config, setting
 from quire.errors import InvalidSetting
+from quire.group.settings import GroupSettings
+from quire.peers.settings import PeerSettings
 from quire.request import SamplingParams
+from quire.server.settings import ServerSettings
 
 
 @dataclass(frozen=True)
@@ -137,6 +144,46 @@ def test_help_shows_every_setting_in_its_group(command: list[str]) -> None:
     for field in dataclasses.fields(Config):
         assert f"--{field.name.replace('_', '-')}" in result.output
         assert f" {field.metadata['group']} " in result.output
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("QUIRE_API_KEYS", "QUIRE_API_KEY"),
+        ("QUIRE_MAX_BATCHSIZE", "QUIRE_MAX_BATCH_SIZE"),
+        ("QUIRE_TENSOR_PARALLEL_SIZE", "QUIRE_TENSOR_PARALLEL"),
+    ],
+)
+def test_a_misspelt_variable_is_refused_with_the_one_that_is_meant(given: str, meant: str) -> None:
+    command = [sys.executable, "-m", "quire", "serve", "random:tiny", "--port", "0"]
+    ended = subprocess.run(command, env=os.environ | {given: "2"}, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (2, f"quire: there is no variable {given}; did you mean {meant}?\n")
+
+
+def test_variables_of_kubernetes_and_secrets_are_no_misspelt_settings() -> None:
+    others = ["SERVICE_HOST", "SERVICE_PORT", "PORT_8000_TCP", "PORT_8000_TCP_ADDR", "GROUP_SECRET", "PEER_SECRET"]
+    environment = {f"QUIRE_{name}": "x" for name in (*others, "PORT")}
+    refuse_misspelt((Config, ServerSettings, GroupSettings, PeerSettings), environment)
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["bench", "serving"], ["tokenizer", "export"]], ids=" ".join)
+def test_help_of_other_commands_is_whole_as_well(command: list[str]) -> None:
+    environment = os.environ | {"COLUMNS": "80"}
+    shown = subprocess.check_output([sys.executable, "-m", "quire", *command, "--help"], env=environment, text=True)
+    assert "--help" in shown
+    assert "…" not in shown
+
+
+@pytest.mark.parametrize("columns", [80, 110, 200])
+def test_help_shows_whole_names_however_narrow_the_terminal_is(columns: int) -> None:
+    environment = os.environ | {"COLUMNS": str(columns)}  # read once in a process
+    shown = subprocess.check_output([sys.executable, "-m", "quire", "serve", "--help"], env=environment, text=True)
+    assert max(map(len, shown.splitlines())) <= columns
+    words = set(re.findall(r"--[a-z-]+", shown))
+    for kind in (Config, ServerSettings):
+        for field in dataclasses.fields(kind):
+            assert f"--{field.name.replace('_', '-')}" in words
+            assert re.search(rf"\b{field.metadata['group']}\b", shown)
 
 
 def test_a_filter_draws_even_where_the_model_is_greedy_by_default() -> None:

@@ -250,6 +250,8 @@ def test_a_sequence_that_fits_by_its_windows_is_not_refused() -> None:
         (Config(max_waiting_tokens=-1), "max_waiting_tokens is -1; it must be at least 0"),
         (Config(waiting_served_ratio=-0.5), "waiting_served_ratio is -0.5; it must be at least 0"),
         (Config(waiting_served_ratio=float("nan")), "waiting_served_ratio is nan; it must be at least 0"),
+        (Config(random_seed=2**63), r"random_seed is 9223372036854775808; it must be between -2\*\*63"),
+        (Config(random_seed=-(2**63) - 1), r"random_seed is -9223372036854775809; it must be between"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_arithmetic(config: Config, message: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from quire.cli.precedence import Precedence
 from quire.cli.settings import variables_of, with_settings
 from quire.cli.tgi_flags import SAME, VALUES, TgiFlags
 from quire.config import Config
@@ -47,9 +48,9 @@ def asked(*arguments: str, env: dict[str, str] | None = None) -> tuple[Config, S
 
     @probe.command()
     @with_settings
-    def look(config: Config, settings: ServerSettings, flags: TgiFlags) -> None:
+    def look(config: Config, settings: ServerSettings, flags: TgiFlags, precedence: Precedence) -> None:
         """Look at the settings."""
-        seen.append((*flags.applied(config, settings, os.environ), flags.warnings()))
+        seen.append((*flags.applied(config, settings, precedence, os.environ), flags.warnings()))
 
     fields = [*OWN.values(), *SETTINGS.values()]
     empty = dict.fromkeys(["HOSTNAME", *(name for field in fields for name in variables_of(field))])
@@ -123,10 +124,39 @@ def test_hostname_is_an_address_or_the_name_of_the_machine():
 
 def test_two_names_of_one_setting_must_agree():
     assert asked("--num-shard", "4", "--tensor-parallel", "4")[0].tensor_parallel == 4
-    with pytest.raises(InvalidSetting, match="num_shard is 4 and tensor_parallel is 2; they mean the same"):
-        asked("--num-shard", "4", "--tensor-parallel", "2")
-    with pytest.raises(InvalidSetting, match="model_id is a and model is b"):
-        asked("--model-id", "a", env={"MODEL_ID": "b"})
+    for own in ("2", "1"):  # 1 is the default
+        with pytest.raises(InvalidSetting, match=f"num_shard is 4 and tensor_parallel is {own}; they mean the same"):
+            asked("--num-shard", "4", "--tensor-parallel", own)
+    with pytest.raises(InvalidSetting, match="json_output is json and log_format is text"):
+        asked("--json-output", "--log-format", "text")
+    with pytest.raises(InvalidSetting, match="aip_http_port is 8080 and port is 80"):
+        asked(env={"AIP_HTTP_PORT": "8080", "PORT": "80"})
+
+
+def test_options_override_variables_under_either_name():
+    assert asked("--model-id", "a", env={"MODEL_ID": "b"})[0].model == "a"
+    assert asked("--model-id", "a", env={"QUIRE_MODEL": "b"})[0].model == "a"
+    assert asked("--cache-dir", "/own", env={"HUGGINGFACE_HUB_CACHE": "/theirs"})[0].cache_dir == Path("/own")
+    assert asked("--port", "8000", env={"AIP_HTTP_PORT": "8080"})[1].port == 8000  # also where it is the default
+    assert asked("--host", "127.0.0.1", env={"HOSTNAME": "0.0.0.0"})[1].host == "127.0.0.1"
+    assert asked("--json-output", env={"QUIRE_LOG_FORMAT": "text"})[1].log_format == "json"
+
+
+def test_quires_own_variables_override_the_others():
+    both = {"QUIRE_TENSOR_PARALLEL": "2", "NUM_SHARD": "4"}
+    assert asked(env=both)[0].tensor_parallel == 2
+    assert asked(env={"QUIRE_HOST": "127.0.0.1", "HOSTNAME": "0.0.0.0"})[1].host == "127.0.0.1"
+    assert asked(env={"QUIRE_LOG_FORMAT": "text", "JSON_OUTPUT": "true"})[1].log_format == "text"
+    assert asked(env={"QUIRE_PREFIX_CACHING": "1", "USE_PREFIX_CACHING": "0"})[0].prefix_caching is True
+
+
+def test_variables_override_the_file_under_either_name(tmp_path):
+    file = tmp_path / "quire.toml"
+    file.write_text('port = 80\ntensor_parallel = 2\nhost = "127.0.0.1"\n')
+    env = {"AIP_HTTP_PORT": "8080", "NUM_SHARD": "4", "HOSTNAME": "0.0.0.0"}
+    config, settings, _ = asked("--config", str(file), env=env)
+    assert (settings.port, config.tensor_parallel) == (8080, 4)
+    assert settings.host == "127.0.0.1"  # HOSTNAME is there in any case, and asks for nothing
 
 
 @pytest.mark.parametrize(("said", "meant"), [("0", False), ("false", False), ("1", True), ("true", True)])

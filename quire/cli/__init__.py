@@ -1,5 +1,6 @@
 """The `quire` command. Heavy imports are made inside the commands, so that `quire --help` answers at once."""
 
+import io
 import signal
 import sys
 from collections.abc import Iterable, Sequence
@@ -9,11 +10,16 @@ from typing import Annotated
 import typer
 
 from quire import __version__
+from quire.cli.command import Command, ServeCommand
 from quire.errors import InvalidRequest, InvalidSetting, QuireError
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130  # exit codes
 
 COMMANDS = ("serve", "generate", "chat", "doctor", "bench", "tokenizer")  # each is in the module of its name
+
+
+def exit_code(error: QuireError) -> int:
+    return BAD_INPUT if isinstance(error, InvalidRequest | InvalidSetting) else FAILED
 
 
 def _print_version(asked: bool) -> None:
@@ -44,7 +50,7 @@ def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
-            app.command()(command)
+            app.command(cls=ServeCommand if name == "serve" else Command)(command)
     return app
 
 
@@ -52,12 +58,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit; what Quire refuses or fails at becomes one line on standard error."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     asked = [name for name in given[:1] if name in COMMANDS]  # the other subcommands are not imported
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # an answer may have characters that a terminal has not
+            stream.reconfigure(errors="replace")
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # here, where it is caught
         make_app(asked or COMMANDS)(args=given, prog_name="quire")
     except QuireError as error:
         print(f"quire: {error.message}", file=sys.stderr)
-        sys.exit(BAD_INPUT if isinstance(error, InvalidRequest | InvalidSetting) else FAILED)
+        sys.exit(exit_code(error))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:  # the reader of standard output is gone

@@ -8,9 +8,12 @@ from typing import Annotated
 
 import typer
 
-from quire.cli.settings import with_settings
+from quire.cli import exit_code
+from quire.cli.precedence import Precedence, Source
+from quire.cli.settings import refuse_misspelt, with_settings
 from quire.cli.tgi_flags import TgiFlags
 from quire.config import Config
+from quire.errors import InvalidSetting, QuireError
 from quire.group.settings import GroupSettings
 from quire.page_folder.settings import FolderSettings
 from quire.peers.settings import PeerSettings
@@ -27,19 +30,31 @@ def serve(
     group: GroupSettings,
     peers: PeerSettings,
     flags: TgiFlags,
+    precedence: Precedence,
     served: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help="The model, as with --model.", show_default=False)
     ] = None,
 ) -> None:
     """Serve a model over HTTP: the OpenAI API and that of text-generation-inference."""
+    refuse_misspelt((Config, FolderSettings, ServerSettings, GroupSettings, PeerSettings), os.environ)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the supervisor handles it; nothing has begun that must end
     if served is not None:
+        for other, name in ((config.model, "model"), (flags.model_id, "model_id")):
+            if precedence[name] is Source.OPTION and other != served:
+                raise InvalidSetting(f"MODEL is {served} and {name} is {other}; they mean the same")
+    config, settings = flags.applied(config, settings, precedence, os.environ)
+    if served is not None:
         config = replace(config, model=served)
-    config, settings = flags.applied(config, settings, os.environ)
     from quire.server.observe.logs import configure_logs
     from quire.server.processes.serve import serve as run
 
     configure_logs(settings.log_format, settings.logging_level)
     for warning in flags.warnings():
         log.warning("%s", warning)
-    run(config, settings, group, peers, folder)
+    try:
+        run(config, settings, group, peers, folder)
+    except QuireError as error:
+        if settings.log_format != "json":
+            raise
+        log.critical("%s", error.message)
+        raise typer.Exit(exit_code(error)) from error

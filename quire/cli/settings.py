@@ -5,12 +5,13 @@ import difflib
 import inspect
 import os
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
+from quire.cli.precedence import Precedence, Source
 from quire.cli.tgi_flags import GROUP as TGI_GROUP
 from quire.cli.tgi_flags import SAME
 from quire.errors import InvalidSetting
@@ -19,6 +20,7 @@ from quire.errors import InvalidSetting
 WITHOUT_VARIABLE = {"Sampling"}
 # Variables of other programs that mean the same as a setting; tgi_flags has those with the setting's own name.
 ALIASES = {"model": "MODEL_ID", "token": "HF_TOKEN", "offline": "HF_HUB_OFFLINE"}
+OTHER_VARIABLES = ("QUIRE_GROUP_SECRET", "QUIRE_PEER_SECRET")  # read beside the settings
 SHORT = {"port": ("--port", "-p")}
 SOURCES = (
     "Settings can also be environment variables (QUIRE_MAX_BATCH_SIZE=8) or in a file. Options override variables, and "
@@ -32,15 +34,17 @@ def with_settings(command: Callable[..., None], *, is_sourced: bool = True) -> C
     """Give a command one option for each field of the dataclasses among its parameters, and `--config`.
 
     Options override the environment, which overrides the file, which overrides the defaults. The command is called with
-    the dataclasses. Where `is_sourced` is false there is no file.
+    the dataclasses, and with the Precedence of their fields if it has a parameter for it. Where `is_sourced` is false
+    there is no file.
     """
     kinds: dict[str, type] = {}
+    told = [name for name, one in inspect.signature(command).parameters.items() if one.annotation is Precedence]
     parameters: list[inspect.Parameter] = []
     known: dict[str, Any] = {}
     for parameter in inspect.signature(command).parameters.values():
         if isinstance(parameter.annotation, type) and dataclasses.is_dataclass(parameter.annotation):
             kinds[parameter.name] = parameter.annotation
-        else:
+        elif parameter.annotation is not Precedence:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
     for kind in kinds.values():
         hints = get_type_hints(kind)
@@ -50,13 +54,15 @@ def with_settings(command: Callable[..., None], *, is_sourced: bool = True) -> C
             parameters.append(_option(field, hints[field.name]))
     if is_sourced:
         parameters.append(_file_option(known))
+    parameters.append(inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
 
-    def run(**given: Any) -> None:
+    def run(context: typer.Context, **given: Any) -> None:
         given.pop("config_file", None)  # its values have arrived as defaults
         for name, kind in kinds.items():
             values = {field.name: given.pop(field.name) for field in dataclasses.fields(kind)}
             given[name] = kind(**{key: _value(value) for key, value in values.items()})
-        command(**given)
+        fields = [field for kind in kinds.values() for field in dataclasses.fields(kind)]
+        command(**given, **{name: _precedence(context, fields) for name in told})
 
     run.__name__, run.__doc__ = command.__name__, f"{command.__doc__}\n\n{SOURCES if is_sourced else ''}"
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -80,6 +86,34 @@ def variables_of(field: "dataclasses.Field[Any]") -> tuple[str, ...]:
         return (own,)
     aliases = [own] if field.name in SAME else [ALIASES[field.name]] if field.name in ALIASES else []
     return (f"QUIRE_{own}", *aliases)
+
+
+def _precedence(context: typer.Context, fields: "list[dataclasses.Field[Any]]") -> Precedence:
+    sources: dict[str, Source] = {}
+    for field in fields:
+        given = context.get_parameter_source(field.name)
+        kind = "DEFAULT" if given is None else given.name
+        if kind == "ENVIRONMENT":
+            variable = next(name for name in variables_of(field) if os.environ.get(name))
+            sources[field.name] = Source.VARIABLE if variable.startswith("QUIRE_") else Source.ALIAS
+        elif kind != "DEFAULT":
+            sources[field.name] = Source.FILE if kind == "DEFAULT_MAP" else Source.OPTION
+    return Precedence(sources)
+
+
+def refuse_misspelt(kinds: Iterable[type], environment: Mapping[str, str]) -> None:
+    """Raise where a variable is almost that of a setting: a server must not run without the keys of QUIRE_API_KEYS.
+
+    Others that begin with QUIRE_ may be anything. Kubernetes sets QUIRE_SERVICE_HOST for a service of this name.
+    """
+    fields = [field for kind in kinds for field in dataclasses.fields(kind)]
+    known = [name for field in fields for name in variables_of(field) if name.startswith("QUIRE_")]
+    for name in sorted(environment):
+        if not name.startswith("QUIRE_") or name in known or name in OTHER_VARIABLES:
+            continue
+        close = difflib.get_close_matches(name[6:], [one[6:] for one in known], n=1, cutoff=0.8)
+        if close:
+            raise InvalidSetting(f"there is no variable {name}; did you mean QUIRE_{close[0]}?")
 
 
 def _option(field: "dataclasses.Field[Any]", hint: Any) -> inspect.Parameter:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from quire.cli.precedence import Precedence, Source
 from quire.config import Config
 from quire.errors import InvalidSetting
 from quire.server.settings import ServerSettings
@@ -115,7 +116,7 @@ class TgiFlags:
         return [f"--{name.replace('_', '-')} does nothing: {why}" for name, why in self.given("inert").items()]
 
     def applied(
-        self, config: Config, settings: ServerSettings, environment: Mapping[str, str]
+        self, config: Config, settings: ServerSettings, precedence: Precedence, environment: Mapping[str, str]
     ) -> tuple[Config, ServerSettings]:
         """The settings with these flags applied. Raises on flags that would change results."""
         for name, why in self.given("refused").items():
@@ -129,9 +130,9 @@ class TgiFlags:
         if self.tokenizer_config_path is not None:
             wanted["chat_template"] = ("tokenizer_config_path", _template_in(self.tokenizer_config_path))
         address = environment.get("HOSTNAME", "")
-        if "host" not in wanted and settings.host == ServerSettings.host and _is_address(address):
+        if "host" not in wanted and precedence["host"] is Source.DEFAULT and _is_address(address):
             wanted["host"] = ("HOSTNAME", address)
-        return _changed(config, wanted), _changed(settings, wanted)
+        return _changed(config, wanted, precedence), _changed(settings, wanted, precedence)
 
     def _check_sharded(self) -> None:
         if self.sharded is None:
@@ -144,15 +145,18 @@ class TgiFlags:
             raise InvalidSetting(f"sharded is false and num_shard is {self.num_shard}; they contradict each other")
 
 
-def _changed(settings: Any, wanted: dict[str, tuple[str, Any]]) -> Any:
-    """`settings`, a dataclass, with those of the wanted values that it has fields for."""
+def _changed(settings: Any, wanted: dict[str, tuple[str, Any]], precedence: Precedence) -> Any:
+    """`settings`, a dataclass, with those of the wanted values that it has fields for. Where a setting was given under
+    its own name too, the one that overrides the other counts; two that override neither must agree."""
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
         if field.name not in wanted:
             continue
         flag, value = wanted[field.name]
         own = getattr(settings, field.name)
-        if own not in (field.default, value):
+        if own != value and precedence[field.name] > precedence[flag]:
+            continue
+        if own != value and precedence[field.name] == precedence[flag] != Source.DEFAULT:
             raise InvalidSetting(f"{flag} is {value} and {field.name} is {own}; they mean the same")
         changes[field.name] = value
     return replace(settings, **changes)

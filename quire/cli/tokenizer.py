@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from quire.cli.command import Command
 from quire.cli.console import log_to_stderr
 from quire.cli.settings import with_settings
 from quire.config import Config
@@ -47,4 +48,4 @@ def export(
         print(file)
 
 
-tokenizer.command()(export)
+tokenizer.command(cls=Command)(export)

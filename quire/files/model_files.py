@@ -18,7 +18,7 @@ from quire.files.gguf_source import GGUFSource
 from quire.files.hub import fetch_repository, parse_repository
 from quire.files.json_file import read_json, read_json_if_present
 from quire.files.packaged_model import DEFAULT_MODEL
-from quire.files.progress import Progress, silent
+from quire.files.progress import Progress, progress_bar, silent
 from quire.files.safetensors_source import SafetensorsSource, weight_files
 from quire.files.shapes import SHAPES
 
@@ -94,7 +94,7 @@ def locate(
         offline=offline,
         cache_dir=None if cache_dir is None else cache_folder(cache_dir) / "hub",
         endpoint=endpoint,
-        show_progress=progress is not silent,
+        show_progress=progress is progress_bar,
     )
     return _from_folder(found, repository.id) if found.is_dir() else _from_gguf(found, model.partition("@")[0])
 

@@ -1,7 +1,11 @@
 """Progress of long work on files."""
 
+import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+log = logging.getLogger(__name__)
 
 Report = Callable[[int, int], None]  # done, in all
 Progress = Callable[[str], AbstractContextManager[Report]]  # opened with a label, for one piece of work
@@ -31,6 +35,15 @@ def share_bar(label: str) -> Iterator[Report]:
     with Bars(*columns, console=Console(stderr=True)) as bars:
         task = bars.add_task(label, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+@contextmanager
+def logged(label: str) -> Iterator[Report]:
+    """Lines of the log at the beginning and the end in place of a bar, where programs read them."""
+    begun_s = time.monotonic()
+    log.info("%s", label)
+    yield lambda done, total: None
+    log.info("%s is done", label, extra={"seconds": round(time.monotonic() - begun_s, 1)})
 
 
 def silent(label: str) -> AbstractContextManager[Report]:

@@ -9,7 +9,7 @@ import msgspec
 
 from quire.ipc.decoding import decode_events
 from quire.ipc.framing import Frames, frame
-from quire.ipc.messages import PORT_SHIFT, Command, Counts, Hello, PromptBlocks, ToFrontEnd
+from quire.ipc.messages import PORT_SHIFT, Command, Hello, PromptBlocks, ToFrontEnd
 from quire.ipc.unix_transport import open_transport
 
 RETRY_S = 0.05
@@ -41,11 +41,6 @@ class EngineClient(asyncio.Protocol):
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
         self._unsent.append(command)
-
-    def send_counts(self, counts: Counts) -> None:
-        """Send metrics for the other front ends."""
-        if not self._transport.is_closing():
-            self._transport.write(frame([counts]))
 
     def close(self) -> None:
         """End the connection. The engine aborts its requests."""

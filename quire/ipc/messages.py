@@ -204,21 +204,6 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
         return self.num_pages - self.free_pages - self.cached_pages
 
 
-class Counts(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Metrics of one front end, for the others: each of them can answer for all."""
-
-    numbers: dict[str, int]
-    histograms: dict[str, tuple[list[int], float]]  # counts by bucket, and the sum
-    failures: dict[str, int]
-    keys: dict[str, dict[str, int]] = {}  # counts by the name of the API key
-
-
-class OtherFrontEnds(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Metrics of the other front ends."""
-
-    counts: list[Counts]
-
-
 class PromptBlocks(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Hashes of the prefixes of a prompt that one front end sends an engine. The engine relays them to the others,
     which choose between several engines by it."""
@@ -226,5 +211,5 @@ class PromptBlocks(msgspec.Struct, frozen=True, tag=True, array_like=True):
     blocks: list[int]
 
 
-ToFrontEnd = Event | Stats | OtherFrontEnds | PromptBlocks | Described | Waiting | Ready | Broken
-ToEngine = Command | Counts | PromptBlocks | Hello
+ToFrontEnd = Event | Stats | PromptBlocks | Described | Waiting | Ready | Broken
+ToEngine = Command | PromptBlocks | Hello

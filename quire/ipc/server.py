@@ -14,7 +14,7 @@ import msgspec
 from quire.errors import InvalidRequest
 from quire.ipc.decoding import decode_commands
 from quire.ipc.framing import Frames, frame
-from quire.ipc.messages import Broken, Command, Counts, Described, Event, Hello, PromptBlocks, Ready, Waiting
+from quire.ipc.messages import Broken, Command, Described, Event, Hello, PromptBlocks, Ready, Waiting
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,6 @@ class FrontEndConnection(asyncio.Protocol):
         self._number: int | None = None  # until its Hello
         self._port: Port | None = None
         self._num_greeted = 0
-        self.counts: Counts | None = None  # the latest
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)
@@ -102,9 +101,7 @@ class FrontEndConnection(asyncio.Protocol):
 
     def _obey(self, payload: bytes) -> None:
         for command in decode_commands(payload):
-            if isinstance(command, Counts):
-                self.counts = command
-            elif isinstance(command, PromptBlocks):
+            if isinstance(command, PromptBlocks):
                 self._host.relay(command, self)
             elif isinstance(command, Hello):
                 if self._number is not None or not 0 < command.number <= MAX_NUMBER:

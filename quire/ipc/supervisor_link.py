@@ -14,6 +14,7 @@ import msgspec
 from quire.ipc.framing import Frames, frame
 from quire.ipc.unix_transport import open_transport
 from quire.ipc.watchdog_timeout import LongestStep
+from quire.ipc.worker_counts import WorkerCounts
 
 _SET_DEATH_SIGNAL, _SET_NAME = 1, 15  # of prctl
 
@@ -57,7 +58,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 ALIVE_INTERVAL_S = 1.0
 
-ControlMessage = Stop | GaveUp | Up | StartRefused | Alive | Heartbeat
+ControlMessage = Stop | GaveUp | Up | StartRefused | Alive | Heartbeat | WorkerCounts
 
 PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # handled by the supervisor only
 

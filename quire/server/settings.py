@@ -21,6 +21,15 @@ _AT_LEAST_ONE = (
     "max_client_batch_size",
     "max_buffered_tokens",
 )
+_AT_LEAST_ZERO = (
+    "max_stop_sequences",
+    "max_top_n_tokens",
+    "max_stored_responses",
+    "max_stored_bytes",
+    "max_engine_restarts",
+)
+_ABOVE_ZERO = ("ssl_handshake_s", "request_timeout_s", "queue_timeout_s")  # seconds; others may be 0
+MAX_S = 1e9  # of any time: 31 years. Beyond, clocks and timers overflow
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = {
     "trace": logging.DEBUG,
@@ -165,27 +174,20 @@ class ServerSettings:
         return LOG_LEVELS[words[0] if words else "info"]
 
     def __post_init__(self) -> None:
-        for name in _AT_LEAST_ONE:
-            if getattr(self, name) < 1:
-                raise InvalidSetting(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name.endswith("_s") and value is not None and value < 0:
-                raise InvalidSetting(f"{field.name} is {value}; it must be at least 0")
-        for name in ("max_stored_responses", "max_stored_bytes"):
-            if getattr(self, name) < 0:
-                raise InvalidSetting(f"{name} is {getattr(self, name)}; it must be at least 0")
+        self._check_ranges()
         if not 0 <= self.port <= 65535:
             raise InvalidSetting(f"port is {self.port}; it must be between 0 and 65535")
         for name in ("aip_predict_route", "aip_health_route"):
             if not (getattr(self, name) or "/").startswith("/"):
                 raise InvalidSetting(f"{name} is {getattr(self, name)!r}; it must begin with /")
+        if self.compute_type is not None and not (self.compute_type.isascii() and self.compute_type.isprintable()):
+            raise InvalidSetting(
+                f"compute_type is {self.compute_type!r}; it must be printable ASCII on one line, as headers are"
+            )
         if self.prometheus_port is not None and not 1 <= self.prometheus_port <= 65535:
             raise InvalidSetting(f"prometheus_port is {self.prometheus_port}; it must be between 1 and 65535")
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_keyfile_password) is not None:
             raise InvalidSetting("ssl_keyfile and ssl_keyfile_password need ssl_certfile")
-        if self.ssl_handshake_s == 0:
-            raise InvalidSetting("ssl_handshake_s is 0; it must be more")
         try:
             _ = self.logging_level
         except KeyError as unknown:
@@ -201,6 +203,23 @@ class ServerSettings:
                 raise InvalidSetting(f"{name} is {value}; it must be at least 1")
             if value is not None and not self.keys:
                 raise InvalidSetting(f"{name} is {value}; it needs api_key or api_keys_file")
+
+    def _check_ranges(self) -> None:
+        for names, lowest in ((_AT_LEAST_ONE, 1), (_AT_LEAST_ZERO, 0)):
+            for name in names:
+                if getattr(self, name) < lowest:
+                    raise InvalidSetting(f"{name} is {getattr(self, name)}; it must be at least {lowest}")
+        for field in fields(self):
+            seconds = getattr(self, field.name)
+            if not field.name.endswith("_s") or seconds is None:
+                continue
+            is_above = seconds > 0 or (seconds == 0 and field.name not in _ABOVE_ZERO)
+            if not (is_above and seconds <= MAX_S):  # nor is NaN
+                rule = "above 0 and" if field.name in _ABOVE_ZERO else "at least 0 and"
+                raise InvalidSetting(f"{field.name} is {seconds:g}; it must be {rule} at most {MAX_S:g}")
+        for name in ("host", "served_model_name"):  # an empty host would be every interface
+            if getattr(self, name) == "":
+                raise InvalidSetting(f"{name} is empty; leave it out for the default")
 
 
 def _listed(given: str | None) -> tuple[str, ...]:

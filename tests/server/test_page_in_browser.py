@@ -236,3 +236,62 @@ def test_thinking_is_folded_above_the_answer(browser, make_server):
     browser.click(".thought summary")
     assert browser.run("return document.querySelector('.thought').open") is True
     assert browser.run("return conversation()[1].reasoning_content") == thinking
+
+
+RENDER = "const node = document.createElement('div'); render(node, arguments[0]); return node.innerHTML"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\n```py\nx = 1\n\n  y\n```\nb", "<p>a</p><pre><code>x = 1\n\n  y</code></pre><p>b</p>"),
+        ("```\nx", "<pre><code>x</code></pre>"),  # while it is written
+        ("a\n```py", "<p>a</p><pre><code></code></pre>"),
+        (
+            "1. one:\n   ```py\n   if x:\n       y\n   ```\n2. two",
+            '<ol start="1"><li>one:</li></ol><pre><code>if x:\n    y</code></pre><ol start="2"><li>two</li></ol>',
+        ),
+        ("```x``` is short\nb", "<p><code>x</code> is short\nb</p>"),
+        ("`open, and\n**open", "<p>`open, and\n**open</p>"),
+        ("**open", "<p>**open</p>"),
+        ("<b>x</b> `<i>`", "<p>&lt;b&gt;x&lt;/b&gt; <code>&lt;i&gt;</code></p>"),
+    ],
+)
+def test_code_is_set_apart_also_in_lists(browser, server, text, shown):
+    browser.open(server.url)
+    assert browser.run(RENDER, text).replace("<p></p>", "") == shown
+
+
+def answer_with(browser: Browser, *events: str) -> None:
+    """What the next requests for an answer are told."""
+    lines = "".join(f"data: {event}\n\n" for event in events)
+    browser.run(
+        """const real = window.fetch, lines = arguments[0];
+        window.fetch = async (path, ...rest) =>
+            path === "v1/chat/completions" ? new Response(lines) : real(path, ...rest);""",
+        lines,
+    )
+
+
+def test_an_answer_that_broke_off_is_asked_for_again(browser, server):
+    browser.open(server.url)
+    browser.wait_for("#model", server.model.name)
+    answer_with(browser, '{"choices": [{"delta": {"content": "Half an"}}]}', '{"error": {"message": "it failed"}}')
+    say(browser, "hi")
+    assert browser.text(".fault") == "It failed"
+    answer_with(browser, '{"choices": [{"delta": {"content": "Whole"}, "finish_reason": "stop"}]}')
+    browser.click(".again")
+    wait_until(lambda: browser.text(".theirs .text") == "Whole")
+    assert browser.run("return messages.map(({ role }) => role)") == ["user", "assistant"]
+    assert browser.text(".fault") == ""
+
+
+def test_an_empty_answer_is_told_and_can_be_asked_for_again(browser, server):
+    browser.open(server.url)
+    browser.wait_for("#model", server.model.name)
+    answer_with(browser, '{"choices": [{"delta": {}, "finish_reason": "stop"}]}')
+    say(browser, "hi")
+    assert browser.text(".fault span") == "The model has answered with nothing."
+    answer_with(browser, '{"choices": [{"delta": {"content": "Hello"}, "finish_reason": "stop"}]}')
+    browser.click(".fault button")
+    wait_until(lambda: browser.text(".theirs .text") == "Hello")

@@ -11,6 +11,7 @@ from quire import __version__
 from quire.cli.bench.report import Results, comparison, read_results, table
 from quire.cli.bench.scenarios import NAMES
 from quire.cli.bench.serving import serving
+from quire.cli.command import Command
 from quire.cli.console import log_to_stderr
 from quire.cli.settings import with_settings
 from quire.config import Config
@@ -84,9 +85,9 @@ def compare(
     print(comparison(one["results"], other["results"]))
 
 
-bench.command()(offline)
-bench.command()(serving)
-bench.command()(compare)
+bench.command(cls=Command)(offline)
+bench.command(cls=Command)(serving)
+bench.command(cls=Command)(compare)
 
 
 def _about(llm: "LLM") -> dict[str, Any]:

@@ -95,7 +95,8 @@ async def _generate_one(service: Service, begun_s: float) -> None:
 
 async def metrics(service: Service, request: Request) -> Response:
     out = Exposition()
-    service.metrics.write(out, service.others)
+    service.publish_counts()  # what was shown once stays in the sum, whichever worker answers next
+    service.metrics.write(out, service.others.by_worker.values())
     if service.stats is not None:
         reports = {engine.number: engine.stats for engine in service.engines if engine.stats is not None}
         write_engines(out, reports, is_labelled=len(service.engines) > 1)

@@ -1,11 +1,11 @@
 """Metrics of one HTTP worker."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from weakref import WeakSet
 
 from quire.errors import InvalidRequest, Overloaded, QuireError, RateLimited, RequestFailed, TemplateFailed
-from quire.ipc.messages import Counts
+from quire.ipc.worker_counts import Counts
 from quire.retry_reservations import MAX_WAIT_S
 from quire.server.caller import key_name
 from quire.server.observe.exposition import Exposition, Histogram
@@ -60,6 +60,7 @@ class Metrics:
         self.failures = dict.fromkeys(FAILURES, 0)
         self.keys = {name: dict.fromkeys(KEY_COUNTERS, 0) for name in keys}
         self._noted: WeakSet[QuireError] = WeakSet()
+        self._turn = 0
         self._last_end_s: float | None = None
         self.end_interval_s = 0.0  # between ends of requests, averaged over the last few
 
@@ -132,9 +133,10 @@ class Metrics:
     def counts(self) -> Counts:
         """All counts as plain data, for the other workers."""
         histograms = {name: (histogram.counts, histogram.sum) for name, histogram in self.histograms.items()}
-        return Counts(self.numbers, histograms, self.failures, self.keys)
+        self._turn += 1
+        return Counts(self._turn, self.numbers, histograms, self.failures, self.keys)
 
-    def write(self, out: Exposition, others: Sequence[Counts] = ()) -> None:
+    def write(self, out: Exposition, others: Iterable[Counts] = ()) -> None:
         """The sums over this worker and the others."""
         workers = [self.counts(), *others]
         for name, help in COUNTERS.items():

@@ -21,6 +21,7 @@ from quire.ipc.supervisor_link import (
     Up,
     open_link,
 )
+from quire.ipc.worker_counts import WorkerCounts
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class Child:
         self.heartbeat: Heartbeat | None = None
         self.heard_s = time.monotonic()
         self.ready_since_s: float | None = None
+        self.on_counts: Callable[[WorkerCounts], None] = lambda counts: None
         self.up = asyncio.Event()
         self.refused = asyncio.Event()
         self.ended = asyncio.Event()
@@ -121,6 +123,8 @@ class Child:
         elif isinstance(message, Up):
             self.ready_since_s = self.heard_s
             self.up.set()
+        elif isinstance(message, WorkerCounts):
+            self.on_counts(message)
 
     def _note_end(self) -> None:
         self._loop.remove_reader(self._process.sentinel)

@@ -15,7 +15,7 @@ from quire.errors import EngineFailed, QuireError
 from quire.group.settings import MEMBER_LOST
 from quire.ipc.framing import frame
 from quire.ipc.journal import Journal, Record
-from quire.ipc.messages import Broken, Described, Event, OtherFrontEnds, PromptBlocks, Ready, Waiting
+from quire.ipc.messages import Broken, Described, Event, PromptBlocks, Ready, Waiting
 from quire.ipc.server import FrontEndConnection, Greeting
 from quire.ipc.supervisor_link import (
     ALIVE_INTERVAL_S,
@@ -190,6 +190,3 @@ class EngineProcess:
             data = frame([stats])
             for front_end in list(self._front_ends):
                 front_end.send(data)
-                others = [one.counts for one in self._front_ends if one is not front_end and one.counts is not None]
-                if others:
-                    front_end.send(frame([OtherFrontEnds(others)]))

@@ -21,6 +21,7 @@ from quire.ipc.supervisor_link import (
     Up,
     open_link,
 )
+from quire.ipc.worker_counts import KnownCounts, WorkerCounts
 from quire.server.http.loading import Loading
 from quire.server.http.server import HttpServer
 from quire.server.rate_limits import RateLimits
@@ -65,6 +66,7 @@ class FrontEnd:
         self._gave_up: dict[int, str] = {}  # by engine: why there is none any more
         self._in_vain = asyncio.Event()  # no engine will come
         self._loading = Loading()
+        self._others = KnownCounts()
 
     async def run(
         self,
@@ -102,6 +104,8 @@ class FrontEnd:
                 return await before
             await before
         service = joining.result()
+        service.others = self._others
+        service.publish_counts = lambda: link.send(WorkerCounts({self._number: service.metrics.counts()}))
         server.admit(service)
         freeze_gc()
         link.send(Up())
@@ -116,6 +120,8 @@ class FrontEnd:
             server.stop()
         elif isinstance(message, GaveUp):
             self.give_up(message)
+        elif isinstance(message, WorkerCounts):
+            self._others.hear(message.counts)
 
     def give_up(self, news: GaveUp) -> None:
         """Note that an engine will not be started again."""
@@ -143,9 +149,7 @@ class FrontEnd:
     async def _serve(self, service: "Service", serving: "asyncio.Task[None]") -> None:
         """Send this worker's counts to the others and expire requests, until the server ends."""
         while not serving.done():
-            for line in self._lines if self._settings.http_workers > 1 else ():
-                if line.client is not None:
-                    line.client.send_counts(service.metrics.counts())
+            service.publish_counts()
             service.expire()
             for keeping in self._keeping:
                 if keeping.done() and not keeping.cancelled():

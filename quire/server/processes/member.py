@@ -9,7 +9,7 @@ import threading
 from quire.config import Config
 from quire.engine.garbage_collection import relax_gc
 from quire.errors import InvalidSetting, QuireError
-from quire.files.progress import progress_bar, silent
+from quire.files.progress import logged, progress_bar, silent
 from quire.group.link import SILENCE_S
 from quire.group.settings import GroupSettings
 from quire.ipc.supervisor_link import (
@@ -137,7 +137,8 @@ def run_member(
             from quire.group.membership import RefusedByLeader
 
             try:
-                progress = progress_bar if show_progress else silent
+                bar = logged if log_format == "json" else progress_bar
+                progress = bar if show_progress else silent
                 follow(config, group, lost, lambda: send(Up()), progress)
             except RefusedByLeader as error:
                 send(

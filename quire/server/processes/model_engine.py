@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from quire.adapter_settings import adapter_places
 from quire.config import Config
-from quire.files.progress import progress_bar, share_bar, silent
+from quire.files.progress import logged, progress_bar, share_bar, silent
 from quire.group.settings import GroupSettings
 from quire.page_folder.settings import FolderSettings
 from quire.peers.settings import PeerSettings
@@ -42,7 +42,8 @@ class ModelEngine:
         from quire.files.model_files import locate
         from quire.ipc.messages import Described, Waiting
 
-        progress = progress_bar if self.show_progress else silent
+        bar, shares = (logged, logged) if self.log_format == "json" else (progress_bar, share_bar)
+        progress = bar if self.show_progress else silent
         files = locate(**self.config.place_of_model, progress=progress)
         # The front ends read the tokenizer while this process loads JAX, which they do without.
         describe(
@@ -70,7 +71,7 @@ class ModelEngine:
         built = build_engine(deployment, progress, others=leader)
         programs = built.executor.programs
         shows = self.show_progress and not programs.can_begin_at_once
-        with (share_bar if shows else silent)("Compiling") as report:
+        with (shares if shows else silent)("Compiling") as report:
             for share in built.warm_up():
                 report(round(share * 1000), 1000)
                 if programs.can_run_anything:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 import tempfile
@@ -24,6 +25,8 @@ from quire.server.processes.engine_processes import engine_places
 from quire.server.processes.model_engine import ModelEngine
 from quire.server.processes.supervisor import Supervisor
 from quire.server.settings import ServerSettings
+
+log = logging.getLogger(__name__)
 
 NOT_IN_GROUPS = ("lora_adapters", "max_loras", "adapter_folder", "draft_model", "host_cache_gib")  # settings
 
@@ -129,7 +132,8 @@ def serve_engines(
 
     async def run(addresses: list[str], settings: ServerSettings) -> None:
         places = engine_places(builds, addresses)
-        await Supervisor(places, settings, chat_template, listeners, lambda: (announce or print_ready)(url)).run()
+        tell = announce or (log_ready if settings.log_format == "json" else print_ready)
+        await Supervisor(places, settings, chat_template, listeners, lambda: tell(url)).run()
 
     with contextlib.ExitStack() as stack:
         addresses = [stack.enter_context(new_address()) for _ in builds]
@@ -150,3 +154,8 @@ def _with_shared_store(settings: ServerSettings) -> Iterator[ServerSettings]:
 def print_ready(address: str) -> None:
     line = f"Ready. Chat: {address}  API: {address}/v1  (process {os.getpid()})"
     print(line, file=sys.stderr, flush=True)
+
+
+def log_ready(address: str) -> None:
+    """The same where each line of standard error is an object."""
+    log.info("Ready.", extra={"chat": address, "api": f"{address}/v1", "supervisor": os.getpid()})

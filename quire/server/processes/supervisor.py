@@ -10,6 +10,7 @@ from typing import Any
 
 from quire.errors import EngineFailed, InvalidSetting, ModelError, QuireError
 from quire.ipc.supervisor_link import GaveUp, StartRefused, Stop
+from quire.ipc.worker_counts import KnownCounts, WorkerCounts
 from quire.server.processes.child import Child, first_of
 from quire.server.processes.engine_processes import START_AGAIN_S, STOP_S, EnginePlace, EngineProcesses
 from quire.server.processes.restarts import Restarts
@@ -32,7 +33,7 @@ class Supervisor:
     """Engine processes and HTTP workers, one or more of each, restarted when they end. Owned by its event loop.
 
     Holds what outlives them: the listening sockets, so that no connection is refused while a worker is replaced, the
-    counts of rate limits, and by its engines' places the journal of each engine.
+    counts of rate limits, the metrics of workers, and by its engines' places the journal of each engine.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Supervisor:
         self._listeners = listeners
         self._announce = announce
         self._limits = RateLimits(settings.keys)
+        self._counts = KnownCounts()
         self._engines = EngineProcesses(places, settings, self._refuse, self._give_up)
         self._workers: dict[int, Child] = {}  # by place
         self._num_workers_made = 0
@@ -162,9 +164,17 @@ class Supervisor:
                 self._listeners[place], line, os.getpid(), is_first
             ),
         ).connected()  # fmt: skip
+        worker.on_counts = lambda message: self._relay(message, worker)
+        worker.send(WorkerCounts(self._counts.by_worker))
         for engine, reason in self._gave_up.items():
             worker.send(GaveUp(reason, engine))
         return worker
+
+    def _relay(self, message: WorkerCounts, sender: Child) -> None:
+        self._counts.hear(message.counts)
+        for worker in self._workers.values():
+            if worker is not sender:
+                worker.send(message)
 
     async def _follow(self, worker: Child, is_first: bool) -> None:
         """Watch a worker until it ends, or until the server stops and its time to drain has passed."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from quire.errors import Overloaded
-from quire.ipc.messages import Abort, AllResumed, Command, Counts, Failed, PromptBlocks, Stats, Submit
+from quire.ipc.messages import Abort, AllResumed, Command, Failed, PromptBlocks, Stats, Submit
 from quire.server.observe.engine_health import EngineHealth
 from quire.server.service.open_prompt import OpenPrompt
 from quire.server.service.routing import BLOCK_TOKENS, Blocks, EngineRouter, blocks_of, weight_of
@@ -40,7 +40,6 @@ class RemoteEngine:
         self.why_not = "the engine is starting"
         self.is_gone = False  # only a restart of the server brings it back
         self.stats: Stats | None = None  # the latest
-        self.others: list[Counts] = []  # of the other front ends
         self.health = EngineHealth(stuck_after_s)
         self.load = 0.0  # of the requests that this worker has sent
         self.num_sequences = 0  # of these requests
@@ -130,7 +129,7 @@ class Engines:
         """An engine is gone. Returns how many of its requests go on elsewhere at once, and how many wait."""
         engine = self._engines[number]
         engine.port = None
-        engine.others, engine.num_others = [], 0
+        engine.num_others = 0
         engine.why_not, engine.was_lost = reason, True
         engine.health.forget()
         if self._router is not None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,10 +13,8 @@ from quire.ipc.messages import (
     Account,
     AdapterDone,
     AdapterTable,
-    Counts,
     Event,
     Failed,
-    OtherFrontEnds,
     Progress,
     PromptBlocks,
     Started,
@@ -24,6 +22,7 @@ from quire.ipc.messages import (
     StepTrace,
     ToFrontEnd,
 )
+from quire.ipc.worker_counts import KnownCounts
 from quire.request import FinishReason
 from quire.retry_reservations import RetryReservations
 from quire.server.caller import key_name
@@ -66,6 +65,8 @@ class Service:
         self.settings = settings
         self.limits = limits or RateLimits(settings.keys)
         self.metrics = Metrics(model.max_total_tokens, [key.name for key in settings.keys])
+        self.others = KnownCounts()  # of the other workers
+        self.publish_counts: Callable[[], None] = lambda: None  # sends this worker's to the others
         self.tracing: Tracing | None = None
         self.refusals = RefusalLog()
         self.offload = Offload()
@@ -109,11 +110,6 @@ class Service:
         """The latest reports of all engines as one; None before the first."""
         known = [engine.stats for engine in self.engines if engine.stats is not None]
         return sum_stats(known) if known else None
-
-    @property
-    def others(self) -> list[Counts]:
-        """Metrics of the other front ends. An engine that has started again may not have heard of all of them yet."""
-        return max((engine.others for engine in self.engines), key=len)
 
     def connect(self, port: Port, engine: int = 0, cache_tokens: int = 0) -> int:
         """Send requests to `port` from now on. Its messages come to `on_messages` or `deliver`.
@@ -186,8 +182,6 @@ class Service:
                 steps += self._begin_spans(message)
             elif isinstance(message, Stats):
                 self.engines.on_stats(engine, message, now)
-            elif isinstance(message, OtherFrontEnds):
-                self.engines[engine].others = message.counts
             elif isinstance(message, PromptBlocks):
                 self.engines.sent_by_another(engine, message.blocks)
             elif isinstance(message, AdapterTable):

@@ -99,18 +99,19 @@ addEventListener("online", check);
 
 // Text to elements. Nothing of an answer becomes markup but what is made here.
 function inline(node, text) {
-  for (const part of text.split(/(`[^`\n]+`|\*\*[^*\n]+\*\*)/)) {
-    if (part.length > 2 && part.startsWith("`")) node.append(make("code", "", part.slice(1, -1)));
-    else if (part.length > 4 && part.startsWith("**")) node.append(make("strong", "", part.slice(2, -2)));
-    else node.append(part);
-  }
+  text.split(/(```[^`\n]+```|``[^`\n]+``|`[^`\n]+`|\*\*[^*\n]+\*\*)/).forEach((part, index) => {  // text, marked, text, …
+    if (index % 2 === 0) node.append(part);
+    else if (part.startsWith("`")) node.append(make("code", "", part.replace(/^`+|`+$/g, "")));
+    else node.append(make("strong", "", part.slice(2, -2)));
+  });
 }
+const outdented = (text, by) => text.split("\n").map((line) => (line.startsWith(by) ? line.slice(by.length) : line)).join("\n");  // code in a list
 function render(target, text) {
   const blocks = [];
-  const parts = text.split(/^```([^\n]*)\n?/m);  // text, language, code, rest, …
+  const parts = text.split(/^([ \t]*)```([^\n`]*)(?:\n|$)/m);  // text, indent, language, code, indent, nothing, rest, …
   parts.forEach((part, index) => {
-    if (index % 2) return;
-    if (index % 4 === 2) { const pre = make("pre"); pre.append(make("code", "", part.replace(/\n$/, ""))); blocks.push(pre); return; }
+    if (index % 3) return;
+    if (index % 6 === 3) { const pre = make("pre"); pre.append(make("code", "", outdented(part.replace(/\n$/, ""), parts[index - 2]))); blocks.push(pre); return; }
     let list = null, lines = [];
     const flush = () => { if (lines.length) { const p = make("p"); inline(p, lines.join("\n")); blocks.push(p); lines = []; } };
     for (const line of part.split("\n")) {
@@ -182,7 +183,6 @@ function send(text) {
   if (!messages.length) $("talk").replaceChildren();
   const node = make("div", "mine", text);
   messages.push({ role: "user", content: text, node });
-  document.querySelectorAll(".fault").forEach((old) => old.remove());
   $("talk").append(node); down();
   $("input").value = ""; grow(); $("input").focus();
   reply();
@@ -228,6 +228,7 @@ async function leaveOut() {
   reply();
 }
 async function reply() {
+  document.querySelectorAll(".fault").forEach((old) => old.remove());
   const control = running = new AbortController(); busy(true);
   const box = make("div", "theirs live"), text = make("div", "text"), foot = make("div", "foot"), speed = make("span");
   const thought = make("details", "thought"), thoughtHead = make("summary"), thoughtText = make("div");
@@ -283,6 +284,7 @@ async function reply() {
   // Whoever reads further up, or is in another field by now, stays there.
   if (follow) down();
   if (problem) await explain(problem, code, control);
+  else if (!content && !thinking && reason !== "stopped") fault("The model has answered with nothing.", "Try again", reply);
   if (running !== control) return;
   running = null; busy(false);
 }
@@ -315,7 +317,7 @@ function addTools(foot, box, content) {
     setTimeout(() => { copy.textContent = "Copy"; }, 1200);
   };
   again.onclick = () => {
-    if (running || $("talk").lastChild !== box) return;
+    if (running || messages.at(-1)?.node !== box) return;
     messages.pop(); box.remove(); reply();
   };
   document.querySelectorAll(".again").forEach((other) => other.remove());
