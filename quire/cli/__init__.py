@@ -10,6 +10,7 @@ import typer
 
 from quire import __version__
 from quire.errors import InvalidRequest, InvalidSetting, QuireError
+from quire.files.standard_error import show
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130  # exit codes
 
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # here, where it is caught
         make_app(asked or COMMANDS)(args=given, prog_name="quire")
     except QuireError as error:
-        print(f"quire: {error.message}", file=sys.stderr)
+        show(f"quire: {error.message}")
         sys.exit(BAD_INPUT if isinstance(error, InvalidRequest | InvalidSetting) else FAILED)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+from quire.files.standard_error import standard_error
+
 Report = Callable[[int, int], None]  # done, in all
 Progress = Callable[[str], AbstractContextManager[Report]]  # opened with a label, for one piece of work
 
@@ -15,7 +17,7 @@ def progress_bar(label: str) -> Iterator[Report]:
     from rich.progress import Progress as Bars
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Bars(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bars:
+    with Bars(*columns, TimeElapsedColumn(), console=Console(file=standard_error(), stderr=True)) as bars:
         task = bars.add_task(label, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)
 
@@ -28,7 +30,7 @@ def share_bar(label: str) -> Iterator[Report]:
     from rich.progress import Progress as Bars
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=Console(stderr=True)) as bars:
+    with Bars(*columns, console=Console(file=standard_error(), stderr=True)) as bars:
         task = bars.add_task(label, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from quire.config import Config
 from quire.errors import InvalidSetting, shown
+from quire.files.standard_error import show
 from quire.group.settings import GroupSettings
 from quire.ipc.address import new_address
 from quire.page_folder.settings import FolderSettings
@@ -148,5 +148,4 @@ def _with_shared_store(settings: ServerSettings) -> Iterator[ServerSettings]:
 
 
 def print_ready(address: str) -> None:
-    line = f"Ready. Chat: {address}  API: {address}/v1  (process {os.getpid()})"
-    print(line, file=sys.stderr, flush=True)
+    show(f"Ready. Chat: {address}  API: {address}/v1  (process {os.getpid()})")
