@@ -152,8 +152,8 @@ LOWEST = {
     "num_pages": 2,  # page 0 is not handed out
     "max_batch_size": 1,
     "max_batch_prefill_tokens": 1,
-    "max_batch_total_tokens": 1,
-    "max_total_tokens": 1,
+    "max_batch_total_tokens": 2,  # a prompt and an answer
+    "max_total_tokens": 2,
     "max_waiting_tokens": 0,
     "waiting_served_ratio": 0,
     "max_queued": 1,
@@ -165,7 +165,9 @@ LOWEST = {
     "tensor_parallel": 1,
     "compile_threads": 1,
     "compile_processes": 0,
+    "random_seed": -(2**63),
 }
+MAX_SEED = 2**63 - 1
 # As in text-generation-inference: each is what goes with the other where only that is given.
 WAITING_SERVED_RATIO, MAX_WAITING_TOKENS = 0.3, 20
 RESERVE_BYTES = 256 * 2**20  # for fragments, programs and small arrays
@@ -187,6 +189,10 @@ def resolve(config: Config, facts: Facts, is_served: bool = False) -> Resolved:
         raise InvalidSetting(
             f"max_total_tokens is {config.max_total_tokens}; the model has {facts.max_positions} positions"
         )
+    together = config.max_batch_total_tokens or sys.maxsize
+    if (config.max_total_tokens or 0) > together:
+        most = f"at most max_batch_total_tokens, {together}"
+        raise InvalidSetting(f"max_total_tokens is {config.max_total_tokens}; it must be {most}")
     if config.tensor_parallel > facts.num_devices:
         raise InvalidSetting(f"tensor_parallel is {config.tensor_parallel}; there are {facts.num_devices} devices")
 
@@ -210,7 +216,7 @@ def resolve(config: Config, facts: Facts, is_served: bool = False) -> Resolved:
             defaults.max_batch_prefill_tokens,
             f"{platform.upper()} default: tokens that one step can compute while others wait for theirs",
         ),
-        choose("max_total_tokens", *_max_total_tokens(platform, facts.max_positions)),
+        choose("max_total_tokens", *_max_total_tokens(platform, facts.max_positions, together)),
         fraction,
         resolve_max_burst(config, platform, defaults.max_burst, page_size.value, facts.weight_bytes, is_served),
         choose("compile_threads", min(os.cpu_count() or 1, 16), "one for each core, up to 16"),
@@ -245,11 +251,15 @@ def _refuse_low(config: Config) -> None:
         value = getattr(config, name)
         if value is not None and not value >= lowest:  # NaN is neither above nor below
             raise InvalidSetting(f"{name} is {value}; it must be at least {lowest}")
+    if config.random_seed > MAX_SEED:
+        raise InvalidSetting(f"random_seed is {config.random_seed}; it must be at most {MAX_SEED}")
 
 
-def _max_total_tokens(platform: str, max_positions: int) -> tuple[int, str]:
-    """The default and its reason."""
+def _max_total_tokens(platform: str, max_positions: int, together: int) -> tuple[int, str]:
+    """The default and its reason. `together`: the most tokens of all sequences that run."""
     limit = min(max_positions, DEFAULT_MAX_TOTAL_TOKENS.get(platform, 4096))
+    if together < limit:
+        return together, "max_batch_total_tokens: one sequence has no more"
     if limit == max_positions:
         return limit, "all positions of the model"
     default = f"{platform.upper()} default"

@@ -1,6 +1,7 @@
 """Settings of the HTTP server."""
 
 import logging
+import math
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,13 @@ _AT_LEAST_ONE = (
     "max_best_of",
     "max_client_batch_size",
     "max_buffered_tokens",
+)
+_AT_LEAST_ZERO = (
+    "max_stored_responses",
+    "max_stored_bytes",
+    "max_stop_sequences",
+    "max_top_n_tokens",
+    "max_engine_restarts",
 )
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = {
@@ -170,9 +178,12 @@ class ServerSettings:
                 raise InvalidSetting(f"{name} is {getattr(self, name)}; it must be at least 1")
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name.endswith("_s") and value is not None and value < 0:
-                raise InvalidSetting(f"{field.name} is {value}; it must be at least 0")
-        for name in ("max_stored_responses", "max_stored_bytes"):
+            if field.name.endswith("_s") and value is not None and not 0 <= value < math.inf:
+                raise InvalidSetting(f"{field.name} is {value}; it must be at least 0, and finite")
+        for name in ("request_timeout_s", "queue_timeout_s"):
+            if getattr(self, name) == 0:
+                raise InvalidSetting(f"{name} is 0; it must be above 0, or left out for no limit")
+        for name in _AT_LEAST_ZERO:
             if getattr(self, name) < 0:
                 raise InvalidSetting(f"{name} is {getattr(self, name)}; it must be at least 0")
         if not 0 <= self.port <= 65535:
