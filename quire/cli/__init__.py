@@ -1,5 +1,6 @@
 """The `quire` command. Heavy imports are made inside the commands, so that `quire --help` answers at once."""
 
+import os
 import signal
 import sys
 from collections.abc import Iterable, Sequence
@@ -49,10 +50,23 @@ def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
     return app
 
 
+def _open_closed_streams() -> None:
+    """Standard streams that this process was started without read nothing and write nowhere. Left closed, their numbers
+    would be those of the next files, such as the engine's journal, and what libraries print would go there."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit; what Quire refuses or fails at becomes one line on standard error."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     asked = [name for name in given[:1] if name in COMMANDS]  # the other subcommands are not imported
+    _open_closed_streams()
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # here, where it is caught
         make_app(asked or COMMANDS)(args=given, prog_name="quire")
