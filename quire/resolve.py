@@ -185,14 +185,6 @@ def resolve(config: Config, facts: Facts, is_served: bool = False) -> Resolved:
     _refuse_low(config)
     platform = _PLATFORM_ALIASES.get(facts.platform, facts.platform)
     defaults = DEFAULTS.get(platform, DEFAULTS["cpu"])
-    if config.max_total_tokens is not None and config.max_total_tokens > facts.max_positions:
-        raise InvalidSetting(
-            f"max_total_tokens is {config.max_total_tokens}; the model has {facts.max_positions} positions"
-        )
-    together = config.max_batch_total_tokens or sys.maxsize
-    if (config.max_total_tokens or 0) > together:
-        most = f"at most max_batch_total_tokens, {together}"
-        raise InvalidSetting(f"max_total_tokens is {config.max_total_tokens}; it must be {most}")
     if config.tensor_parallel > facts.num_devices:
         raise InvalidSetting(f"tensor_parallel is {config.tensor_parallel}; there are {facts.num_devices} devices")
 
@@ -216,7 +208,7 @@ def resolve(config: Config, facts: Facts, is_served: bool = False) -> Resolved:
             defaults.max_batch_prefill_tokens,
             f"{platform.upper()} default: tokens that one step can compute while others wait for theirs",
         ),
-        choose("max_total_tokens", *_max_total_tokens(platform, facts.max_positions, together)),
+        choose("max_total_tokens", *_max_total_tokens(config, platform, facts.max_positions)),
         fraction,
         resolve_max_burst(config, platform, defaults.max_burst, page_size.value, facts.weight_bytes, is_served),
         choose("compile_threads", min(os.cpu_count() or 1, 16), "one for each core, up to 16"),
@@ -255,8 +247,13 @@ def _refuse_low(config: Config) -> None:
         raise InvalidSetting(f"random_seed is {config.random_seed}; it must be at most {MAX_SEED}")
 
 
-def _max_total_tokens(platform: str, max_positions: int, together: int) -> tuple[int, str]:
-    """The default and its reason. `together`: the most tokens of all sequences that run."""
+def _max_total_tokens(config: Config, platform: str, max_positions: int) -> tuple[int, str]:
+    """The default and its reason. Raises where what is asked for is more than there can be."""
+    asked, together = config.max_total_tokens or 0, config.max_batch_total_tokens or sys.maxsize
+    if asked > max_positions:
+        raise InvalidSetting(f"max_total_tokens is {asked}; the model has {max_positions} positions")
+    if asked > together:
+        raise InvalidSetting(f"max_total_tokens is {asked}; it must be at most max_batch_total_tokens, {together}")
     limit = min(max_positions, DEFAULT_MAX_TOTAL_TOKENS.get(platform, 4096))
     if together < limit:
         return together, "max_batch_total_tokens: one sequence has no more"
