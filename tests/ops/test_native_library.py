@@ -57,6 +57,16 @@ def test_a_library_is_built_once(tmp_path: Path) -> None:
 
 
 @needs_compiler
+def test_what_a_process_left_that_ended_while_it_built_is_deleted(tmp_path: Path) -> None:
+    for name in (".build-old", ".build-new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "half.o").write_bytes(b"half")
+    os.utime(tmp_path / ".build-old", (1e9, 1e9))
+    LibraryStore(tmp_path, ["sources"]).open(Builds())
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".so"] == [".build-new"]
+
+
+@needs_compiler
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_library_is_named_and_built_again(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture

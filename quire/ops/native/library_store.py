@@ -3,16 +3,21 @@
 import ctypes
 import hashlib
 import logging
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 log = logging.getLogger(__name__)
 
 KEY_LENGTH, DIGEST_LENGTH = 24, 32
 TRIAL_TIMEOUT_S = 60
+SCRATCH = ".build-"  # begins the names of folders to build in
+UNFINISHED_S = 3600.0  # after which no process still builds in one
 # Loads a library and runs a vectorised function of it, in a process that may end by a signal.
 TRIAL = """
 import ctypes, sys
@@ -80,10 +85,18 @@ class LibraryStore:
         """A folder to build in, on the store's file system where that can be written."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            return tempfile.TemporaryDirectory(dir=self._folder, prefix=".build-")
+            self._delete_unfinished()
+            return tempfile.TemporaryDirectory(dir=self._folder, prefix=SCRATCH)
         except OSError as error:
             log.warning("the native library cannot be kept for the next start in %s: %s", self._folder, error)
             return tempfile.TemporaryDirectory(prefix="quire-native-")
+
+    def _delete_unfinished(self) -> None:
+        """Delete what processes left that ended while they built."""
+        for path in self._folder.glob(f"{SCRATCH}*"):
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > UNFINISHED_S:
+                    shutil.rmtree(path, ignore_errors=True)
 
     def _keep(self, built: Path) -> Path:
         """Its place in the store; the file itself, which can be deleted once it is loaded, where it has none."""

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from quire.config import Config
 from quire.errors import InvalidSetting, shown
+from quire.files.standard_error import show
 from quire.group.settings import GroupSettings
 from quire.ipc.address import new_address
 from quire.page_folder.settings import FolderSettings
@@ -152,8 +152,7 @@ def _with_shared_store(settings: ServerSettings) -> Iterator[ServerSettings]:
 
 
 def print_ready(address: str) -> None:
-    line = f"Ready. Chat: {address}  API: {address}/v1  (process {os.getpid()})"
-    print(line, file=sys.stderr, flush=True)
+    show(f"Ready. Chat: {address}  API: {address}/v1  (process {os.getpid()})")
 
 
 def log_ready(address: str) -> None:
