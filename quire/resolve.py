@@ -173,7 +173,6 @@ LOWEST = {
     "compile_processes": 0,
     "random_seed": -(2**63),
 }
-MAX_SEED = 2**63 - 1
 # As in text-generation-inference: each is what goes with the other where only that is given.
 WAITING_SERVED_RATIO, MAX_WAITING_TOKENS = 0.3, 20
 RESERVE_BYTES = 256 * 2**20  # for fragments, programs and small arrays
@@ -181,8 +180,7 @@ RESERVE_BYTES = 256 * 2**20  # for fragments, programs and small arrays
 MOVING_BYTES = 3328 * 2**20
 MAX_ARRAY_NUMBERS = 2**31 - 1  # whose places the kernels of a GPU count in 32 bits
 MAX_HOST_CACHE_BYTES = 2 * 2**30
-QUEUED_BATCHES = 16
-MIN_QUEUED = 4096  # sequences
+QUEUED_BATCHES, MIN_QUEUED = 16, 4096  # sequences
 PAGE_STEP = 64  # the number of pages is a multiple of this, so that compiled programs are found again
 
 
@@ -249,8 +247,8 @@ def _refuse_out_of_range(config: Config) -> None:
         value = getattr(config, name)
         if value is not None and not value >= lowest:  # NaN is neither above nor below
             raise InvalidSetting(f"{name} is {value}; it must be at least {lowest}")
-    if config.random_seed > MAX_SEED:
-        raise InvalidSetting(f"random_seed is {config.random_seed}; it must be at most {MAX_SEED}")
+    if config.random_seed >= 2**63:
+        raise InvalidSetting(f"random_seed is {config.random_seed}; it must be at most {2**63 - 1}")
 
 
 def _max_total_tokens(config: Config, platform: str, max_positions: int) -> tuple[int, str]:

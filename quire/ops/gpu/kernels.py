@@ -25,7 +25,7 @@ from quire.ops.gpu.expert_product import expert_product
 from quire.ops.gpu.filter_cuts import filter_cuts
 from quire.ops.gpu.hopper_attention import coded_decode_attention, rounded_decode_attention
 from quire.ops.gpu.latent_attention import IN_LITTLE_MEMORY, latent_attention
-from quire.ops.gpu.mosaic import HAS_MOSAIC
+from quire.ops.gpu.mosaic import HAS_CODE_PRODUCT, HAS_MOSAIC
 from quire.ops.gpu.move_pages import gather, scatter
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import prefill_attention
@@ -218,6 +218,8 @@ def gate(activation: Activation, both: Sums, code_dtype: Any) -> RoundedRows:
 @cache
 def _few_rows() -> Any | None:
     """The module of products with few rows. Loading Mosaic takes a third of a second, which only e4m3 pays."""
+    if not HAS_CODE_PRODUCT:
+        return None
     try:
         from quire.ops.gpu import code_product
     except ImportError as error:  # before 0.11 JAX has it with absl-py

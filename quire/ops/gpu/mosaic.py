@@ -4,8 +4,10 @@ import importlib
 
 import jax
 
-# The versions of JAX that it is tested with: our kernels use parts of Mosaic that may change.
-HAS_MOSAIC = tuple(map(int, jax.__version__.split(".")[:2])) == (0, 11)
+# The versions of JAX that our kernels are translated with: parts of Mosaic that they use change.
+_VERSION = tuple(map(int, jax.__version__.split(".")[:2]))
+HAS_MOSAIC = _VERSION == (0, 11)
+HAS_CODE_PRODUCT = _VERSION < (0, 12)  # later ones refuse the way in which it stores
 IN_PROGRAMS = b"mosaic_gpu"  # the name of its operations
 LIBRARY = "jax.experimental.mosaic.gpu"
 
