@@ -18,7 +18,6 @@ namespace {
 
 constexpr int64_t kPieces = 16;             // at least: enough for a core that is disturbed to do fewer
 constexpr int64_t kPieceBytes = 128 << 10;  // of widened channels
-constexpr int64_t kFewRows = kLanes == 16 ? 8 : 4;  // at most: more are faster with channels that are widened in memory
 
 struct Matrix {
   const uint8_t* codes;  // [channels, bytes]
@@ -58,32 +57,41 @@ bool is_byte(XLA_FFI_DataType scales) { return scales == XLA_FFI_DataType_U8 || 
 // Four bits beside scales of a byte are floats.
 bool has_four_bit_floats(const Matrix& m) { return m.type == XLA_FFI_DataType_U8 && is_byte(m.scale_type); }
 
-// Scales of a byte are exponents of two, or e4m3.
-float scale_at(const Matrix& m, int64_t i) {
-  if (m.scale_type == XLA_FFI_DataType_F8E4M3FN) return eight_bit_float(at<uint8_t>(m.scales, i));
-  if (m.scale_type == XLA_FFI_DataType_U8) {
-    const uint32_t exponent = at<uint8_t>(m.scales, i);
-    return from_bits(exponent == 0 ? 1u << 22 : exponent << 23);
-  }
-  if (m.scale_type == XLA_FFI_DataType_F32) return at<float>(m.scales, i);
-  const uint16_t bits = at<uint16_t>(m.scales, i);
-  return m.scale_type == XLA_FFI_DataType_BF16 ? from_bits(uint32_t(bits) << 16) : from_half(bits);
+float from_exponent(uint8_t exponent) { return from_bits(exponent == 0 ? 1u << 22 : uint32_t(exponent) << 23); }
+
+float from_bfloat(uint16_t bits) { return from_bits(uint32_t(bits) << 16); }
+
+// `count` floats of numbers that are stored as T, from the i-th on. One loop for each type: compilers make it wide.
+template <typename T, typename Convert>
+void read_as(const void* from, int64_t i, int64_t count, const Convert& convert, float* to) {
+  for (int64_t g = 0; g < count; ++g) to[g] = convert(at<T>(from, i + g));
 }
 
-float zero_at(const Matrix& m, int64_t i) {
-  if (m.zeros == nullptr) return m.type == XLA_FFI_DataType_U8 && !has_four_bit_floats(m) ? 8.0f : 0.0f;
-  return m.zero_type == XLA_FFI_DataType_S8 ? at<int8_t>(m.zeros, i) : at<int16_t>(m.zeros, i);
+// Scales of a byte are exponents of two, or e4m3.
+void read_scales(const Matrix& m, int64_t i, float* to) {
+  switch (m.scale_type) {
+    case XLA_FFI_DataType_F8E4M3FN: return widen_run(EightBitFloats(0.0f, 1.0f), m.scales + i, 0, m.groups, to);
+    case XLA_FFI_DataType_U8: return read_as<uint8_t>(m.scales, i, m.groups, from_exponent, to);
+    case XLA_FFI_DataType_BF16: return read_as<uint16_t>(m.scales, i, m.groups, from_bfloat, to);
+    case XLA_FFI_DataType_F16: return read_as<uint16_t>(m.scales, i, m.groups, from_half, to);
+    default: return read_as<float>(m.scales, i, m.groups, [](float x) { return x; }, to);
+  }
+}
+
+void read_zeros(const Matrix& m, int64_t i, float* to) {
+  const auto convert = [](auto x) { return static_cast<float>(x); };
+  if (m.zeros != nullptr && m.zero_type == XLA_FFI_DataType_S8) return read_as<int8_t>(m.zeros, i, m.groups, convert, to);
+  if (m.zeros != nullptr) return read_as<int16_t>(m.zeros, i, m.groups, convert, to);
+  std::fill(to, to + m.groups, m.type == XLA_FFI_DataType_U8 && !has_four_bit_floats(m) ? 8.0f : 0.0f);
 }
 
 // Scales and zero points of a channel's groups.
 struct Groups {
   void read(const Matrix& m, int64_t channel) {
-    scales.resize(m.groups);
+    scales.assign(m.groups, 1.0f);
     zeros.resize(m.groups);
-    for (int64_t g = 0; g < m.groups; ++g) {
-      scales[g] = m.scaled ? scale_at(m, channel * m.groups + g) : 1.0f;
-      zeros[g] = zero_at(m, channel * m.groups + g);
-    }
+    if (m.scaled) read_scales(m, channel * m.groups, scales.data());
+    read_zeros(m, channel * m.groups, zeros.data());
   }
 
   std::vector<float> scales, zeros;
@@ -175,17 +183,19 @@ void multiply_few(const float* x, int64_t rows, const Matrix& m, int64_t channel
 }
 
 // Whole registers of codes share a scale, and rows are so few that widening again for each four costs less than memory.
+template <typename Numbers>
 bool is_for_few(const Matrix& m, int64_t rows) {
-  return rows <= kFewRows && m.index == nullptr && (m.groups == 1 || m.group % kLanes == 0);
+  constexpr int64_t kMost = Numbers::kIsCheap && kLanes > 4 ? 16 : 4;
+  return rows <= kMost && m.index == nullptr && (m.groups == 1 || m.group % kLanes == 0);
 }
 
 void multiply_all(const float* x, int64_t rows, const Matrix& m, float* out) {
-  const bool is_few = is_for_few(m, rows);
-  const int64_t fit = kPieceBytes / std::max<int64_t>(1, m.inputs * sizeof(float)) / kChannels;
-  const int64_t share = ceil_div(ceil_div(m.channels, kChannels), kPieces);
-  const int64_t piece = std::max<int64_t>(1, is_few ? share : std::min(fit, share)) * kChannels;
   with_numbers(m, [&](auto numbers) {
     using Numbers = decltype(numbers);
+    const bool is_few = is_for_few<Numbers>(m, rows);
+    const int64_t fit = kPieceBytes / std::max<int64_t>(1, m.inputs * sizeof(float)) / kChannels;
+    const int64_t share = ceil_div(ceil_div(m.channels, kChannels), kPieces);
+    const int64_t piece = std::max<int64_t>(1, is_few ? share : std::min(fit, share)) * kChannels;
     Crew::instance().run(ceil_div(m.channels, piece), [&](int64_t task) {
       const int64_t first = task * piece, last = std::min(first + piece, m.channels);
       if (!is_few) return multiply_widened<Numbers>(x, rows, m, first, last - first, out);

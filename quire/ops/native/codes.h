@@ -47,9 +47,11 @@ inline IntLanes four_bit_codes(const uint8_t* codes, int64_t i) {
   return words >> places;
 }
 
-// The numbers of a group of inputs. Of four bits there are sixteen, which a register of AVX-512 holds.
+// The numbers of a group of inputs. Of four bits there are sixteen, which a register of AVX-512 holds. Those that are cheap
+// take fewer instructions than writing them to memory and reading them again.
 struct FourBits {
   static constexpr int kPerByte = 2;
+  static constexpr bool kIsCheap = true;
 #if defined(QUIRE_LANES_512)
   FourBits(float zero, float scale)
       : numbers((Lanes{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} - zero) * scale) {}
@@ -73,6 +75,7 @@ struct FourBits {
 // e2m1: a sign, two bits of exponent, one of fraction. There is no zero point.
 struct FourBitFloats {
   static constexpr int kPerByte = 2;
+  static constexpr bool kIsCheap = kLanes == 16;
 #if defined(QUIRE_LANES_512)
   FourBitFloats(float, float scale)
       : numbers(Lanes{0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0f, -0.5, -1, -1.5, -2, -3, -4, -6} * scale) {}
@@ -100,6 +103,7 @@ struct FourBitFloats {
 
 struct EightBits {
   static constexpr int kPerByte = 1;
+  static constexpr bool kIsCheap = true;
   EightBits(float zero, float scale) : zero(all(zero)), scale(all(scale)) {}
 
   Lanes operator()(const uint8_t* codes, int64_t i) const {
@@ -124,14 +128,9 @@ inline Lanes eight_bit_floats(const uint8_t* codes) {
   return found;
 }
 
-// One of them.
-inline float eight_bit_float(uint8_t code) {
-  uint8_t codes[kLanes] = {code};
-  return eight_bit_floats(codes)[0];
-}
-
 struct EightBitFloats {
   static constexpr int kPerByte = 1;
+  static constexpr bool kIsCheap = false;
   EightBitFloats(float zero, float scale) : zero(all(zero)), scale(all(scale)) {}
 
   Lanes operator()(const uint8_t* codes, int64_t i) const { return (eight_bit_floats(codes + i) - zero) * scale; }
