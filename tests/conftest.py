@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.compiling import flags
+from tests.kept_programs import KeptPrograms
 from tests.patience import WAIT_S
 from tests.process_log import unshown
 from tests.shared_programs import FOLDER
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
 TESTS = Path(__file__).parent
+KEPT = KeptPrograms()
 # The tests of a file run in one worker, so that what they share is made once; so do those of this folder.
 IN_ONE_WORKER = "executor"
 # These begin first: a long one that began last would run alone.
@@ -91,6 +93,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if FOLDER not in os.environ:
         os.environ[FOLDER] = folder = tempfile.mkdtemp(prefix="quire-programs-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def pytest_collection_finish() -> None:
+    KEPT.begin()
+
+
+@pytest.hookimpl(trylast=True)  # after fixtures of the file have ended
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is not None and nextitem.path != item.path:
+        KEPT.forget_many()
 
 
 @pytest.hookimpl(wrapper=True)

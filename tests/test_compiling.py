@@ -1,7 +1,11 @@
 """Options of XLA for tests."""
 
+import jax
+import numpy as np
+
 from quire.executor import compiler
 from tests.compiling import AS_SERVED, QUICKLY, as_served, flags
+from tests.kept_programs import MOST, KeptPrograms
 
 
 def test_flags_that_are_given_stay_and_count() -> None:
@@ -19,3 +23,25 @@ def test_programs_can_be_compiled_as_a_server_compiles_them() -> None:
     assert compiler.cpu_options() == before
     assert QUICKLY.keys() == AS_SERVED.keys()
     assert all(value != QUICKLY[name] for name, value in AS_SERVED.items())
+
+
+def test_what_jax_keeps_of_many_programs_is_let_go_and_of_few_is_not() -> None:
+    traced = []
+
+    @jax.jit
+    def add_one(x: jax.Array) -> jax.Array:
+        traced.append(x.shape)
+        return x + 1
+
+    kept = KeptPrograms()
+    kept.begin()
+    add_one(np.ones(3))
+    assert kept.count > 0
+    kept.forget_many()
+    add_one(np.ones(3))
+    assert len(traced) == 1
+    kept.count = MOST + 1
+    kept.forget_many()
+    add_one(np.ones(3))
+    assert len(traced) == 2
+    assert kept.count < MOST

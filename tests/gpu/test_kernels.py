@@ -68,18 +68,23 @@ each_case = pytest.mark.parametrize(
 
 
 def paged(
-    spec: AttentionSpec, page_size: int, dtype: str, places: list[tuple[int, int]], num_single: int
+    spec: AttentionSpec,
+    page_size: int,
+    dtype: str,
+    places: list[tuple[int, int]],
+    num_single: int,
+    width: int = WIDTH,
 ) -> tuple[jax.Array, Pages, jax.Array, Tiles]:
     """Queries, pages, page tables and tiles of (start, length) each; the first so many are single tokens."""
     rng = np.random.default_rng(page_size)
     count = len(places)
-    table = rng.permutation(np.arange(1, count * WIDTH + 1)).reshape(count, WIDTH).astype(np.int32)
-    pages = rng.normal(size=(2, count * WIDTH + 1, page_size, spec.kv_heads, spec.head_dim)).astype(np.float32)
+    table = rng.permutation(np.arange(1, count * width + 1)).reshape(count, width).astype(np.int32)
+    pages = rng.normal(size=(2, count * width + 1, page_size, spec.kv_heads, spec.head_dim)).astype(np.float32)
     pages[:, 0] = np.nan
     for row, (start, length) in enumerate(places):
         end = start + length if length else 0
         first = 0 if spec.window is None else max(0, start - spec.window + 1)
-        for position in (*range(first), *range(end, page_size * WIDTH)):
+        for position in (*range(first), *range(end, page_size * width)):
             pages[:, table[row, position // page_size], position % page_size] = np.nan
         table[row, : first // page_size] = 0
         table[row, -(-end // page_size) :] = 0

@@ -1,7 +1,9 @@
 """The list of work of decodes over pages of eight bits."""
 
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.gpu.decode_items import PARTS, items_of, part_of
+from quire.ops.gpu.decode_items import PARTS, Items, items_of, part_of
 from quire.ops.pages import Tiles
 
 SPEC = AttentionSpec(8, 4, 128, 0.088)
@@ -20,9 +22,30 @@ def tiles_of(lengths: list[int]) -> Tiles:
     return Tiles.single(jnp.arange(len(lengths)) + 3, jnp.asarray(lengths, jnp.int32) - 1)
 
 
-@given(st.lists(st.integers(0, 700), min_size=1, max_size=12), st.sampled_from([64, 128]), st.sampled_from([1, 2, 16]))
+@partial(jax.jit, static_argnums=(1, 2))
+def compiled(tiles: Tiles, part: int, max_parts: int) -> Items:
+    return items_of(tiles, part, max_parts)
+
+
+def items_for(lengths: list[int], part: int = 64, max_parts: int = 16) -> Items:
+    return jax.tree.map(np.asarray, compiled(tiles_of(lengths), part, max_parts))
+
+
+def fields_of(lengths: list[int]) -> Any:
+    items = items_for(lengths)
+    return items.fields[: items.length[0]]
+
+
+@st.composite
+def some_lengths(draw: st.DrawFn) -> list[int]:
+    """Of few numbers of tokens, since each is compiled."""
+    count = draw(st.sampled_from([1, 2, 12]))
+    return draw(st.lists(st.integers(0, 700), min_size=count, max_size=count))
+
+
+@given(some_lengths(), st.sampled_from([64, 128]), st.sampled_from([1, 2, 16]))
 def test_every_position_is_in_one_item(lengths: list[int], part: int, max_parts: int) -> None:
-    items = items_of(tiles_of(lengths), part, max_parts)
+    items = items_for(lengths, part, max_parts)
     (count,) = items.length.tolist()
     listed = items.fields[:count].tolist()
     seen = {(token, position) for token, _, first, last, _ in listed for position in range(first, last)}
@@ -40,18 +63,15 @@ def test_every_position_is_in_one_item(lengths: list[int], part: int, max_parts:
 
 
 def test_the_longest_items_come_first() -> None:
-    items = items_of(tiles_of([100, 0, 130, 64, 300, 7, 100]), 64, 16)
-    fields = np.asarray(items.fields[: int(items.length[0])])
+    fields = fields_of([100, 0, 130, 64, 300, 7, 100])
     sizes = (fields[:, 3] - fields[:, 2]).tolist()
     assert sizes == sorted(sizes, reverse=True)
     assert sizes.count(64) == 1 + 2 + 1 + 4 + 1
 
 
 def test_parts_of_a_context_do_not_depend_on_others() -> None:
-    alone, among = items_of(tiles_of([300]), 64, 16), items_of(tiles_of([9, 700, 300, 0]), 64, 16)
-    fields = np.asarray(among.fields[: int(among.length[0])])
-    own = fields[fields[:, 0] == 2][:, 2:]
-    np.testing.assert_array_equal(own, np.asarray(alone.fields[: int(alone.length[0])])[:, 2:])
+    among = fields_of([9, 700, 300, 0])
+    np.testing.assert_array_equal(among[among[:, 0] == 2][:, 2:], fields_of([300])[:, 2:])
 
 
 def pages_like(dtype: str = "float8_e4m3fn", page_size: int = 32, heads: int = 8, size: int = 128) -> Any:

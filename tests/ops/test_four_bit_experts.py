@@ -18,6 +18,8 @@ from quire.ops.gpu.expert_product import expert_product
 from quire.ops.quantized import map_arrays, shape_of
 from tests.gpu.test_expert_product import choices, coded_weight, numbers, plain_codes
 
+compiled_product = jax.jit(grouped)
+
 
 def turned(weight: Coded) -> FourBitExperts:
     found = FourBitExperts.of(weight)
@@ -29,13 +31,14 @@ def turned(weight: Coded) -> FourBitExperts:
 @pytest.mark.parametrize("outputs", [(24,), (1, 2, 24)])
 def test_the_numbers_stay_the_same(outputs: tuple[int, ...], inputs: int) -> None:
     weight = coded_weight("mxfp4", (3, *outputs, inputs))
-    found = turned(weight)
+    found = jax.jit(turned)(weight)
     assert shape_of(found) == weight.shape
-    back = found.coded()
+    back = jax.jit(FourBitExperts.coded)(found)
     np.testing.assert_array_equal(back.codes, weight.codes)
     np.testing.assert_array_equal(back.scales, weight.scales)
     x, sizes = numbers((7, inputs), "float32", 1), jnp.asarray([2, 0, 5])
-    np.testing.assert_array_equal(grouped(x, found, sizes), grouped(x, replace(weight, is_direct=True), sizes))
+    right = replace(weight, is_direct=True)
+    np.testing.assert_array_equal(compiled_product(x, found, sizes), compiled_product(x, right, sizes))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -18,17 +18,20 @@ from quire.ops.quantized import map_arrays, product, rows_of, shape_of
 from tests.gpu.test_four_bit_product import coded, turned
 from tests.gpu.test_four_bit_product import rows_of as some_rows
 
+compiled_rows, coded_rows = jax.jit(rows_of), jax.jit(Coded.rows)
+compiled_product, coded_product = jax.jit(product, static_argnums=2), jax.jit(Coded.product)
+
 
 @pytest.mark.parametrize("scales", ["bfloat16", "float16"])
 @pytest.mark.parametrize("has_zeros", [False, True])
 @pytest.mark.parametrize("group", [16, 32, 64, 128, 256, 512])
 def test_the_numbers_stay_the_same(group: int, has_zeros: bool, scales: str) -> None:
     weight = coded(24, 512, group, has_zeros=has_zeros, scales=scales)
-    found, chosen = turned(weight), jnp.asarray([3, 0, 23])
-    np.testing.assert_array_equal(rows_of(found, jnp.arange(24)), weight.rows(jnp.arange(24)))
-    np.testing.assert_array_equal(rows_of(found, chosen), weight.rows(chosen))
+    found = jax.jit(turned)(weight)
+    for chosen in (np.arange(24), np.asarray([3, 0, 23])):
+        np.testing.assert_array_equal(compiled_rows(found, chosen), coded_rows(weight, chosen))
     x = some_rows(5, 512, "float32")
-    np.testing.assert_allclose(product(x, found, 1), weight.product(x), rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(compiled_product(x, found, 1), coded_product(weight, x), rtol=1e-5, atol=1e-4)
 
 
 def test_heads_are_inputs_one_after_the_other() -> None:

@@ -104,9 +104,12 @@ def test_kernels_with_one_order_are_translated(name: str, dtype: str) -> None:
     assert kernels.norms is kernels.decode_norms
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float8_e4m3fn", "int8"])
+# Few rows have other tilings than many; not those of float32, and not in one order.
+@pytest.mark.parametrize(
+    ("dtype", "num_single"),
+    [(dtype, rows) for dtype in ("bfloat16", "float8_e4m3fn", "int8") for rows in (64, 256)] + [("float32", 64)],
+)
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("num_single", [64, 256])
 def test_attention_to_shared_prefixes_is_translated(name: str, dtype: str, num_single: int) -> None:
     """Beside prefills, which need two kernels more. Layers that do not see all positions have no use for it."""
     spec, is_coded = SPECS[name], dtype in ("float8_e4m3fn", "int8")
@@ -120,13 +123,13 @@ def test_attention_to_shared_prefixes_is_translated(name: str, dtype: str, num_s
     with on_an_h200():
         sinks = jnp.zeros((spec.kv_heads, spec.group), q.dtype) if spec.has_sinks else None
         given = q, pages, jnp.zeros((9, 40), jnp.int32), tiles, sinks
-        text, in_order = (
+        text, *in_order = (
             jax.jit(partial(how, spec)).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
-            for how in (attend, fixed_order.attend)
+            for how in (attend, fixed_order.attend)[: 2 if num_single == 64 else 1]
         )
     assert text.count("stablehlo.custom_call") == (5 if spec.sees_all else 4)
     # Packs are read by the kernel of decodes, and prompts are not cut into parts.
-    assert in_order.count("stablehlo.custom_call") == 3
+    assert all(one.count("stablehlo.custom_call") == 3 for one in in_order)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

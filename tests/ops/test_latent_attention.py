@@ -1,6 +1,7 @@
 """The GPU's latent attention, interpreted, against the plain kernel; and the list of parts that it works through."""
 
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -12,12 +13,12 @@ from hypothesis import strategies as st
 
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import kernels as gpu_kernels
-from quire.ops.gpu.context_list import Cut, context_list, whole_contexts
+from quire.ops.gpu.context_list import ContextList, Cut, context_list, whole_contexts
 from quire.ops.gpu.kernels import GPU
-from quire.ops.gpu.latent_attention import FEW, IN_LITTLE_MEMORY, MANY, Tiling, latent_attention, tiling_of
+from quire.ops.gpu.latent_attention import CUT, FEW, IN_LITTLE_MEMORY, MANY, Tiling, latent_attention, tiling_of
 from quire.ops.kernels import kernels_for
 from quire.ops.tiled_attention import tiled_attention
-from tests.gpu.test_kernels import WIDTH, check, paged
+from tests.gpu.test_kernels import check, paged
 
 SMALL = Tiling(16, 16, 4, 1)
 # Queries, features of values, others, keys' heads: those of models, and such as powers of two are not.
@@ -36,15 +37,36 @@ def spec_of(name: str) -> AttentionSpec:
     return AttentionSpec(heads, group, rank + others, 0.2, value_dim=rank)
 
 
+# Of contexts, each of several pages and blocks; more would take the interpreter longer.
+POSITIONS = 320
+plain_attention = jax.jit(tiled_attention, static_argnums=0)
+compiled_list = jax.jit(context_list, static_argnums=(1, 2))
+
+
+@cache
+def compiled(spec: AttentionSpec, tiling: Tiling, of_decodes: Cut, of_prefills: Cut) -> Any:
+    def attend(*given: Any) -> jax.Array:
+        cut = of_decodes if given[-1] is None else of_prefills  # there is a result already: that of the decodes
+        return latent_attention(*given, tiling=tiling, cut=cut, interpret=True)
+
+    return jax.jit(partial(gpu_kernels.latent_by, attend, spec))
+
+
 def compare(
-    spec: AttentionSpec, places: list[tuple[int, int]], num_single: int, how: dict[str, Any], **kind: Any
+    spec: AttentionSpec,
+    places: list[tuple[int, int]],
+    num_single: int,
+    tiling: Tiling,
+    cuts: tuple[Cut, Cut] = (CUT, CUT),
+    **kind: Any,
 ) -> Any:
     """The result, which is that of the plain kernel."""
-    q, (keys, _), table, tiles = paged(spec, kind["page_size"], kind["dtype"], places, num_single)
-    tokens = max(num_single, sum(length for _, length in places))
-    expected = tiled_attention(spec, q, (keys, keys), table, tiles)[:tokens, ..., : spec.value_dim]
-    attend = partial(latent_attention, interpret=True, **how)
-    out = jax.jit(partial(gpu_kernels.latent_by, attend, spec))(q, (keys, keys), table, tiles, None)[:tokens]
+    width = -(-POSITIONS // kind["page_size"])
+    q, (keys, _), table, tiles = paged(spec, kind["page_size"], kind["dtype"], places, num_single, width)
+    lengths = [1] * num_single + [length for _, length in places[num_single:]]  # decodes without a context have a row
+    tiles, tokens = replace(tiles, offsets=jnp.asarray(np.cumsum([0, *lengths[:-1]]), jnp.int32)), sum(lengths)
+    expected = plain_attention(spec, q, (keys, keys), table, tiles)[:tokens, ..., : spec.value_dim]
+    out = compiled(spec, tiling, *cuts)(q, (keys, keys), table, tiles, None)[:tokens]
     check(out, expected, kind["dtype"])
     return np.asarray(out, np.float32)
 
@@ -67,30 +89,30 @@ each_case = pytest.mark.parametrize(
 
 
 @each_case
-def test_decodes_read_their_contexts(name: str, tiling: str, cut: str, page_size: int, dtype: str) -> None:
-    """The shortest, some at the edges of blocks and pages, the longest, and rows without any."""
-    lengths = (0, 14, 15, 16, 63, 64, page_size * WIDTH - 1)
-    places = [*((start, 1) for start in lengths), (5, 0), (0, 0)]
-    how = {"tiling": TILINGS[tiling], "cut": CUTS[cut]}
-    out = compare(spec_of(name), places, len(places), how, page_size=page_size, dtype=dtype)
-    assert (out[-2:] == 0).all()
-
-
-@each_case
-def test_tiles_of_prefills_read_their_contexts_and_leave_the_decodes_before_them(
+def test_decodes_read_their_contexts_and_prefills_behind_them_theirs(
     name: str, tiling: str, cut: str, page_size: int, dtype: str
 ) -> None:
-    places = [(70, 1), (3, 1), (0, 32), (63, 20), (64, 1), (128, 0), (page_size * WIDTH - 32, 32)]
-    parts = CUTS[cut]._replace(programs=100) if cut == "by load" else CUTS[cut]
-    compare(spec_of(name), places, 2, {"tiling": TILINGS[tiling], "cut": parts}, page_size=page_size, dtype=dtype)
+    """The shortest, some at the edges of blocks and pages, the longest, and rows without any."""
+    longest = page_size * -(-POSITIONS // page_size)
+    decodes = [*((start, 1) for start in (0, 14, 15, 16, 63, 64, 70, longest - 1)), (5, 0), (0, 0)]
+    prefills = [(0, 32), (63, 20), (64, 1), (128, 0), (longest - 32, 32)]
+    cuts = CUTS[cut], CUTS[cut]._replace(programs=100) if cut == "by load" else CUTS[cut]
+    places = [*decodes, *prefills]
+    out = compare(spec_of(name), places, len(decodes), TILINGS[tiling], cuts, page_size=page_size, dtype=dtype)
+    assert (out[8:10] == 0).all()
 
 
 def test_steps_without_decodes_or_without_contexts_are_computed() -> None:
-    compare(spec_of("odd"), [(0, 9), (40, 32)], 0, {"tiling": SMALL}, page_size=16, dtype="float32")
-    out = compare(
-        spec_of("odd"), [(0, 0), (0, 0)], 2, {"tiling": SMALL, "cut": Cut(16, 4)}, page_size=16, dtype="float32"
-    )
+    kind: dict[str, Any] = {"page_size": 16, "dtype": "float32"}
+    compare(spec_of("odd"), [(0, 9), (40, 32)], 0, SMALL, **kind)
+    cuts = Cut(16, 4), CUT
+    compare(spec_of("odd"), [(0, 1), (100, 1)], 2, SMALL, cuts, **kind)
+    out = compare(spec_of("odd"), [(0, 0), (0, 0)], 2, SMALL, cuts, **kind)
     assert (out == 0).all()
+
+
+def cut_up(lengths: list[int], block: int, cut: Cut) -> ContextList:
+    return jax.tree.map(np.asarray, compiled_list(jnp.asarray(lengths, jnp.int32), block, cut))
 
 
 @settings(max_examples=60, deadline=None)
@@ -100,8 +122,7 @@ def test_steps_without_decodes_or_without_contexts_are_computed() -> None:
     programs=st.sampled_from([1, 3, 40]),
 )
 def test_parts_cover_each_context_once(lengths: list[int], least: int, programs: int) -> None:
-    made = context_list(jnp.asarray(lengths, jnp.int32), 16, Cut(least, programs))
-    listed = jax.tree.map(np.asarray, made)
+    listed = cut_up(lengths, 16, Cut(least, programs))
     places: list[int] = []
     for run, length in enumerate(lengths):
         those = [at for at in range(len(listed.runs)) if listed.runs[at] == run and listed.ends[at] > listed.begins[at]]
@@ -118,11 +139,11 @@ def test_parts_cover_each_context_once(lengths: list[int], least: int, programs:
 
 
 def test_few_contexts_are_cut_for_all_programs_and_many_for_none() -> None:
-    one = context_list(jnp.asarray([64_000, 0, 0], jnp.int32), 32, Cut(128, 264))
+    one = cut_up([64_000, 0, 0], 32, Cut(128, 264))
     assert 200 <= int(one.counts[0]) <= 264
-    alike = context_list(jnp.full(32, 64_000, jnp.int32), 32, Cut(128, 264))
+    alike = cut_up([64_000] * 32, 32, Cut(128, 264))
     assert set(alike.counts.tolist()) == {8}
-    many = context_list(jnp.full(1000, 64_000, jnp.int32), 32, Cut(128, 264))
+    many = cut_up([64_000] * 1000, 32, Cut(128, 264))
     assert int(many.counts.max()) == 1
     assert int(whole_contexts(jnp.asarray([5, 0], jnp.int32)).counts.sum()) == 1
 

@@ -1,5 +1,6 @@
 """Keys whose runs are turned: nothing changes but what rounding loses."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +12,8 @@ from quire.ops.pages import as_they_meet, coded, widened
 from quire.ops.spread import MOST, run_of, signs, spread
 
 SIZES = (8, 24, 64, 80, 96, 128, 192, 256)
+turned = jax.jit(partial(as_they_meet, dtype="int8"))
+rounded = jax.jit(lambda k: widened(*coded(k, jnp.dtype("int8")), "float32"))
 
 
 def hadamard(run: int) -> Any:
@@ -41,7 +44,7 @@ def test_kernels_have_the_same_matrix(run: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_products_of_queries_and_keys_stay(size: int) -> None:
     q, k = np.random.default_rng(1).standard_normal((2, 6, size)).astype(np.float32)
-    turned_q, turned_k = as_they_meet(jnp.asarray(q), jnp.asarray(k), "int8")
+    turned_q, turned_k = map(np.asarray, turned(q, k))
     np.testing.assert_allclose(turned_q @ turned_k.T, q @ k.T, rtol=1e-5, atol=1e-4)
 
 
@@ -68,7 +71,6 @@ def test_a_large_feature_no_longer_takes_the_others_their_bits() -> None:
     q[:, 11] /= 40
 
     def loss(q: Any, k: Any) -> float:
-        rounded = np.asarray(widened(*coded(jnp.asarray(k), jnp.dtype("int8")), "float32"))
-        return float(np.linalg.norm(np.asarray(q) @ (rounded - np.asarray(k)).T))
+        return float(np.linalg.norm(np.asarray(q) @ (np.asarray(rounded(k)) - np.asarray(k)).T))
 
-    assert loss(*as_they_meet(jnp.asarray(q), jnp.asarray(k), "int8")) < 0.5 * loss(q, k)
+    assert loss(*turned(q, k)) < 0.5 * loss(q, k)
