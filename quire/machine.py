@@ -70,7 +70,7 @@ def _control_groups(controller: str, system: Path) -> Iterator[Path]:
 
 
 def _mounts(controller: str, system: Path) -> Iterator[tuple[bool, str, Path]]:
-    """Where a controller's groups are mounted: whether in the second version, the group at the top, and the folder."""
+    """The mounts of a controller's groups: whether of the second version, the group at the top, and the folder."""
     for line in _lines(system / "proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
         (root, mount), (kind, _, options) = before.split()[3:5], after.split()[:3]
