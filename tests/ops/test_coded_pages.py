@@ -24,6 +24,7 @@ from tests.ops.test_tiled_attention import interpreted
 
 Array = np.ndarray[Any, Any]
 DTYPES = ("float8_e4m3fn", "int8")
+compiled_written, compiled_whole = jax.jit(written), jax.jit(whole_sequence, static_argnums=0)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 HEADS, SIZE, PAGE_SIZE, NUM_PAGES = 2, 24, 16, 9
 
@@ -58,7 +59,7 @@ def test_tokens_are_read_as_they_were_rounded_when_written(dtype: str) -> None:
     k, v = numbers(0, 20), numbers(1, 20)
     places = np.random.default_rng(2).permutation(np.arange(PAGE_SIZE, NUM_PAGES * PAGE_SIZE))[:20]
     targets = KVWriteTargets(jnp.asarray(places // PAGE_SIZE), jnp.asarray(places % PAGE_SIZE))
-    pages = jax.jit(written)(empty(dtype), k, v, targets)
+    pages = compiled_written(empty(dtype), k, v, targets)
     for got, right in zip(read_tokens(pages, targets, "float32"), (k, v), strict=True):
         np.testing.assert_allclose(got, rounded(right, dtype), rtol=1e-6)
     whole, _ = read_pages(pages, jnp.arange(NUM_PAGES), "float32")
@@ -68,8 +69,8 @@ def test_tokens_are_read_as_they_were_rounded_when_written(dtype: str) -> None:
 @each_dtype
 def test_writing_a_token_changes_no_other_bit(dtype: str) -> None:
     first = KVWriteTargets(jnp.asarray([1, 1, 2]), jnp.asarray([0, 1, 5]))
-    before = written(empty(dtype), numbers(0, 3), numbers(1, 3), first)
-    after = written(before, numbers(2, 1), numbers(3, 1), KVWriteTargets(jnp.asarray([1]), jnp.asarray([2])))
+    before = compiled_written(empty(dtype), numbers(0, 3), numbers(1, 3), first)
+    after = compiled_written(before, numbers(2, 1), numbers(3, 1), KVWriteTargets(jnp.asarray([1]), jnp.asarray([2])))
     for old, new in zip(before, after, strict=True):
         bits = "uint8" if old.dtype.itemsize == 1 else "uint16"
         changed = np.asarray(old).view(bits) != np.asarray(new).view(bits)
@@ -108,7 +109,7 @@ def test_every_kernel_attends_to_the_rounded_numbers(name: str, dtype: str, more
         table[row, : len(own)] = own
         k, v = rng.standard_normal((2, end, HEADS, SIZE)).astype(np.float32)
         places = KVWriteTargets(jnp.asarray(own[np.arange(end) // PAGE_SIZE]), jnp.asarray(np.arange(end) % PAGE_SIZE))
-        pages = written(empty(dtype), jnp.asarray(k), jnp.asarray(v), places)
+        pages = compiled_written(empty(dtype), jnp.asarray(k), jnp.asarray(v), places)
         q = rng.standard_normal((32 if length > 1 else 1, HEADS, 3, SIZE)).astype(np.float32)
         one = (jnp.asarray([number], jnp.int32) for number in (row, start, length, 0))
         tiles = Tiles(*one, num_single=int(length == 1))
@@ -128,7 +129,7 @@ def test_many_small_weights_count_in_float16(dtype: str) -> None:
     values = v.astype(np.float32)
     codes, scales = jnp.zeros((2, count, 1, 16), dtype), jnp.zeros((2, 1, count), jnp.bfloat16)
     places = KVWriteTargets(jnp.ones(count, jnp.int32), jnp.arange(count))
-    pages = written(CodedPages(codes, codes, scales, scales), jnp.asarray(k), jnp.asarray(values), places)
+    pages = compiled_written(CodedPages(codes, codes, scales, scales), jnp.asarray(k), jnp.asarray(values), places)
     q = np.ones((1, 1, 1, 16), np.float32)
     tiles = Tiles(*(jnp.asarray([number], jnp.int32) for number in (0, count - 1, 1, 0)), num_single=1)
     how: Any = {"part": count, "tiling": Tiling(block=64, num_warps=4, num_stages=1), "interpret": True}
@@ -170,6 +171,6 @@ def test_a_step_attends_as_without_rounding(name: str, dtype: str) -> None:
     codes, scales = jnp.zeros((4, PAGE_SIZE, 2, size), dtype), jnp.zeros((4, 2, PAGE_SIZE), jnp.bfloat16)
     run = jax.jit(partial(step_attention, STEPS[name], spec))
     out, _ = run(heads, CodedPages(codes, codes, scales, scales), access)
-    exact, _ = whole_sequence(spec, heads, None)
+    exact, _ = compiled_whole(spec, heads, None)
     error = np.linalg.norm(np.asarray(out)[:count] - np.asarray(exact)) / np.linalg.norm(exact)
     assert 0 < error < (0.01 if dtype == "int8" else 0.05)

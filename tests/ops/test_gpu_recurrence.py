@@ -23,6 +23,7 @@ SLOTS = 9
 ROWS = ([7, 2, SLOTS, 4, 0, SLOTS], [5, 0, -1, 1, 300, -1])
 # Key heads, groups, sizes of keys and values, and the most columns of a program: some sizes are no powers of two.
 SIZES = [(2, 2, 16, 16, 16), (3, 1, 16, 32, 8), (1, 5, 12, 16, 16), (1, 3, 8, 20, 16), (2, 1, 24, 7, 32)]
+plainly_recur, plainly_convolve = jax.jit(PLAIN.recur, static_argnums=0), jax.jit(PLAIN.convolve)
 each_size = pytest.mark.parametrize("sizes", SIZES, ids=str)
 
 
@@ -70,7 +71,7 @@ def test_a_token_of_each_row_changes_the_matrices_of_its_slot(sizes: tuple[int, 
     tokens, before, access = drawn(len(slots), *shape), kept(slots, positions, *shape), access_of(slots, positions)
     run = partial(recur_single, corrects, tiling=Tiling(block, 1), interpret=INTERPRET)
     out, matrices = jax.jit(run)(tokens, jnp.asarray(before), access.tiles)
-    expected, right = PLAIN.recur(corrects, tokens, jnp.asarray(before), access)
+    expected, right = plainly_recur(corrects, tokens, jnp.asarray(before), access)
     np.testing.assert_allclose(out, expected, atol=1e-5)  # padding becomes zero in both
     check_state(matrices, right, before, slots, positions)
 
@@ -103,7 +104,7 @@ def test_the_convolution_of_single_tokens_keeps_their_inputs(
     before, access = kept(slots, positions, taps - 1, heads, channels, dtype=dtype), access_of(slots, positions)
     given = x, weight, bias if has_bias else None, jnp.asarray(before), access
     out, inputs = jax.jit(partial(convolve_single, interpret=INTERPRET))(*given)
-    expected, right = PLAIN.convolve(*given)
+    expected, right = plainly_convolve(*given)
     real = np.asarray(positions) >= 0
     np.testing.assert_allclose(np.asarray(out)[real], np.asarray(expected)[real], atol=1e-5)
     assert not np.asarray(out)[~real].any()

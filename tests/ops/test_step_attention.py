@@ -1,5 +1,8 @@
 """The attention of a step whose tokens are those of a few sequences, from the first on."""
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,6 +15,8 @@ from quire.ops.step_attention import PLAIN, step_attention
 
 SPEC = AttentionSpec(kv_heads=2, group=3, head_dim=8, scale=0.4)
 PAGE_SIZE, TOKENS, MOST = 4, 96, 4
+plain = jax.jit(partial(step_attention, PLAIN, SPEC))
+causal = jax.jit(causal_attention, static_argnums=0)
 
 
 def laid_out(lengths: list[int]) -> PageAccess:
@@ -34,7 +39,7 @@ def test_new_sequences_are_attended_to_as_their_tiles_are(lengths: list[int]) ->
     k, v = jnp.asarray(rng.normal(size=(2, TOKENS, 2, 8)), jnp.float32)
     empty = jnp.full((60, PAGE_SIZE, 2, 8), np.nan, jnp.float32)
     access, real = laid_out(lengths), slice(sum(lengths))
-    expected, _ = step_attention(PLAIN, SPEC, joined(q, k, v), (empty, empty), access._replace(segments=None))
+    expected, _ = plain(joined(q, k, v), (empty, empty), access._replace(segments=None))
     asked = []
 
     def attend_fresh(
@@ -45,14 +50,14 @@ def test_new_sequences_are_attended_to_as_their_tiles_are(lengths: list[int]) ->
         for offset, length in zip(segments.offsets.tolist(), segments.lengths.tolist(), strict=True):
             these = slice(offset, offset + length)
             if length >= 0:
-                out = out.at[these].set(causal_attention(spec, q[these], k[these], v[these]))
+                out = out.at[these].set(causal(spec, q[these], k[these], v[these]))
         return out
 
     kernels = PLAIN._replace(attend_fresh=attend_fresh)
     got, _ = step_attention(kernels, SPEC, joined(q, k, v), (empty, empty), access)
     assert asked == [lengths]
     np.testing.assert_allclose(got[real], expected[real], rtol=2e-5, atol=2e-6)
-    declined, _ = step_attention(PLAIN, SPEC, joined(q, k, v), (empty, empty), access)
+    declined, _ = plain(joined(q, k, v), (empty, empty), access)
     np.testing.assert_array_equal(declined, expected)
 
 
