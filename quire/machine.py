@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SYSTEM = Path("/")
-_UNLIMITED = ("max", "-1")  # in the second version of control groups, and in the first
 
 
 def memory_bytes(system: Path = SYSTEM) -> int:
@@ -13,7 +12,7 @@ def memory_bytes(system: Path = SYSTEM) -> int:
     limits = [physical_memory_bytes()]
     for folder in _control_groups("memory", system):
         for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
-            limits += [int(text) for text in _words(folder / name) if text not in _UNLIMITED]
+            limits += [int(text) for text in _words(folder / name) if text.isdecimal()]
     return min(limits)
 
 
@@ -22,10 +21,10 @@ def num_processors(system: Path = SYSTEM, visible: int | None = None) -> int:
     threads beyond the share would be stopped for the rest of each period, in the middle of a step."""
     shares = [float(visible or num_visible_processors())]
     for folder in _control_groups("cpu", system):
-        of_first = [*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us")]
-        quota, *period = _words(folder / "cpu.max") or of_first or ["max"]
-        if quota not in _UNLIMITED and period:
-            shares.append(int(quota) / int(period[0]))
+        names = ("cpu.max",) if (folder / "cpu.max").exists() else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        numbers = [int(text) for name in names for text in _words(folder / name) if text.isdecimal()]
+        if len(numbers) == 2 and numbers[1]:  # "max" and -1 are no limits
+            shares.append(numbers[0] / numbers[1])
     return max(1, int(min(shares)))
 
 
@@ -73,7 +72,7 @@ def _mounts(controller: str, system: Path) -> Iterator[tuple[bool, str, Path]]:
     """The mounts of a controller's groups: whether of the second version, the group at the top, and the folder."""
     for line in _lines(system / "proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
-        (root, mount), (kind, _, options) = before.split()[3:5], after.split()[:3]
+        (root, mount), (kind, _, options) = before.split(" ")[3:5], after.split(" ")[:3]  # the source may be empty
         if kind == "cgroup2" or (kind == "cgroup" and controller in options.split(",")):
             yield kind == "cgroup2", root, system / mount.replace("\\040", " ").lstrip("/")
 
@@ -85,6 +84,6 @@ def _words(path: Path) -> list[str]:
 def _lines(path: Path) -> list[str]:
     """None of a file that is not there or may not be read."""
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return []

@@ -91,6 +91,20 @@ def test_the_first_version_without_limits_has_large_numbers(tmp_path: Path):
     assert (memory_bytes(folder), num_processors(folder)) == (physical_memory_bytes(), num_visible_processors())
 
 
+def test_mounts_without_a_source_or_with_other_bytes_in_their_names_are_passed_over(tmp_path: Path):
+    odd = ["30 24 0:30 / /tmp rw - tmpfs  rw", "31 24 0:31 / /tmp/\udcff rw - tmpfs none rw"]
+    folder = unified(tmp_path, {"memory.max": str(GIB)})
+    mounts = folder / "proc/self/mountinfo"
+    text = "\n".join([*odd, mounts.read_text()])
+    mounts.write_text(text, encoding="utf-8", errors="surrogateescape")
+    assert memory_bytes(folder) == GIB
+
+
+@pytest.mark.parametrize("quota", ["100000 0", "", "100000", "none 100000"])
+def test_a_quota_that_is_none_is_passed_over(tmp_path: Path, quota: str):
+    assert num_processors(unified(tmp_path, {"cpu.max": quota}), visible=64) == 64
+
+
 def test_folders_with_spaces_are_found(tmp_path: Path):
     mounts = [UNIFIED.format(root="/").replace("/sys/fs/cgroup ", "/sys/fs/cgroup/my\\040groups ")]
     files = {"my groups/memory.max": str(GIB)}

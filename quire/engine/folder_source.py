@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0  # to read the pages of a prompt; then it is computed
 MAX_READ_BYTES = 2 * 2**30  # of pages under way; one prompt alone may have more
-READERS = max(1, min(4, (num_processors()) // 2))  # threads that read files and check them
+READERS = max(1, min(4, num_processors() // 2))  # threads that read files and check them
 ROWS_AT_ONCE = 16 * READERS  # between two looks whether they are still wanted
 # Outcomes. After all but the first two the prompt is computed.
 FOUND, WAITED = "found", "waited"  # the latter: another request brought the pages
