@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from quire.models.context import PlatformOps
 from quire.models.norm import HeadNorms, HeadsRMSNorm
 from quire.models.params import Param, ParamTree, params_of
-from quire.models.projection import copy_keys, project_sums
+from quire.models.projection import code_dtype, copy_keys, project_sums
 from quire.models.rope import Rope
 from quire.models.temperature import QueryScale, QueryTemperature
 from quire.ops.attention_spec import AttentionSpec
@@ -67,7 +67,8 @@ class Attention:
             None if self.k_norm is None else self.k_norm.of_heads(weights["k_norm"]),
             weights.get("sinks"),
         )
-        out, state = ops.attend(self.spec, heads, state)
+        read_in = None if self.is_gated else code_dtype(weights["out"], len(x), ops.rounding)
+        out, state = ops.attend(replace(self.spec, read_in=read_in), heads, state)
         if gates is not None:
             wide = values(out).reshape(gates.shape).astype(jnp.float32)
             out = (wide * jax.nn.sigmoid(gates.astype(jnp.float32))).astype(out.dtype)

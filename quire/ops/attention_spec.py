@@ -1,6 +1,7 @@
 """The numbers of one attention layer."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,8 @@ class AttentionSpec:
     softmax and has no value.
 
     With a `value_dim`, values are the first so many features of keys, and the state has keys alone: latent attention.
+
+    `read_in` is the type of the codes in which a product reads what the layer gives, where it reads codes.
     """
 
     kv_heads: int
@@ -30,6 +33,7 @@ class AttentionSpec:
     has_sinks: bool = False
     value_dim: int | None = None
     chunk: int | None = None
+    read_in: Any = None
 
     @property
     def sees_all(self) -> bool:

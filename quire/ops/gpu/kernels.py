@@ -18,7 +18,7 @@ from quire.ops.expert_choice import choose as plainly_chosen
 from quire.ops.expert_product import Gate, kernels_of
 from quire.ops.four_bits import FourBits
 from quire.ops.gpu import add_norm as sum_and_norm
-from quire.ops.gpu import expert_choice, rounded_rows
+from quire.ops.gpu import coded_prompts, expert_choice, rounded_rows
 from quire.ops.gpu.adapter_product import add_products
 from quire.ops.gpu.decode_attention import decode_attention
 from quire.ops.gpu.expert_product import expert_product
@@ -174,6 +174,15 @@ def attend_fresh(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, 
         mask_type=packed_attention.MaskType.PADDING_CAUSAL,
     )
     return out.reshape(q.shape)  # type: ignore[no-any-return]
+
+
+@partial(jax.jit, static_argnums=0)
+def attend_in_codes(
+    spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, is_real: jax.Array
+) -> RoundedRows | None:
+    if packed_attention is None or not coded_prompts.fits(spec, len(q)):
+        return None
+    return coded_prompts.attend_in_codes(spec, q, k, v, is_real)
 
 
 @partial(jax.jit, static_argnums=(3, 4))
@@ -334,7 +343,9 @@ def gpu_kernels(computes: float | None) -> Kernels:
     """The kernels for a compute capability; None is unknown."""
     kernels = GPU_WITHOUT_FP8 if lacks_fp8(computes) else GPU
     if computes == HOPPER:
-        kernels = kernels._replace(attend=attend_on_hopper, rounding=ROUNDING_ON_HOPPER)
+        kernels = kernels._replace(
+            attend=attend_on_hopper, attend_in_codes=attend_in_codes, rounding=ROUNDING_ON_HOPPER
+        )
     if computes is None or computes in MUCH_SHARED_MEMORY:
         return kernels
     return kernels._replace(attend_latent=attend_latent_in_little_memory if computes >= 8.0 else plain_latent_attention)
