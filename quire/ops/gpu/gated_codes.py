@@ -23,7 +23,7 @@ from quire.ops.rounded_rows import nearest_codes, row_scale
 BLOCK = 128  # numbers of a row that have a scale
 GROUPS = 2  # of threads
 WIDE = BLOCK // GROUPS  # gates of a group, and ups
-SHARED_BYTES = 221 << 10  # for blocks, and for numbers on their way between threads
+SHARED_BYTES = 224 << 10  # for blocks, and for numbers on their way between threads
 ALL_BUT_SIGN = 0x7FFFFFFF
 # Half a warp has a row, eight numbers in each thread.
 BY_ROW = plgpu.Layout.TILED(
