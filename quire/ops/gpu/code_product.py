@@ -99,7 +99,7 @@ def _kernel(blocks: CodeBlocks, rows_ref: Any, *refs: Any) -> None:
         *scales, matrix, total = given
         own = matrix.at[pl.ds(group * wide, wide)]
         if scales:
-            return add_parts(rows, scales[0], own, total)
+            return _add_parts(rows, scales[0], own, total)
 
         def multiply(sums: Any) -> Any:
             plgpu.wgmma(sums, own, rows.transpose((1, 0)))
@@ -131,9 +131,9 @@ def _kernel(blocks: CodeBlocks, rows_ref: Any, *refs: Any) -> None:
     )(rows_ref, *scales_refs, matrix_ref.at[pl.ds(start, wide * groups)])
 
 
-def add_parts(rows: Any, scales: Any, matrix: Any, total: jax.Array) -> jax.Array:
+def _add_parts(rows: Any, scales: Any, matrix: Any, total: Any) -> jax.Array:
     """The sums of each BLOCK times its scales, added to the others while the device multiplies the next."""
-    shape, count = total.shape, scales.shape[0]
+    (wide, tokens), count = total.shape, scales.shape[0]
 
     def multiply(started: list[Any]) -> Any:
         """The rest of the parts is multiplied and all are added."""
@@ -145,14 +145,14 @@ def add_parts(rows: Any, scales: Any, matrix: Any, total: jax.Array) -> jax.Arra
             plgpu.wgmma(sums, matrix.at[:, part], rows.at[:, part].transpose((1, 0)))
             return multiply([*started, sums])
 
-        return pl.run_scoped(start, plgpu.WGMMAAccumulatorRef(shape))
+        return pl.run_scoped(start, plgpu.WGMMAAccumulatorRef((wide, tokens)))
 
     def add(started: list[Any]) -> jax.Array:
         found = total
         for index, one in enumerate(started):
             scale = plgpu.load(scales.at[index], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
             sums = plgpu.wgmma_accumulator_load(one, wait_n=count - 1 - index)
-            found = found + sums * lax.broadcast_in_dim(scale, shape, (1,))
+            found = found + sums * lax.broadcast_in_dim(scale, (wide, tokens), (1,))
         return found
 
     out: jax.Array = multiply([])

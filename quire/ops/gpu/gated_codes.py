@@ -70,7 +70,10 @@ def gated_codes(
             jax.ShapeDtypeStruct((tokens, numbers), rows.dtype),  # type: ignore[no-untyped-call]
             jax.ShapeDtypeStruct((numbers // BLOCK, tokens), jnp.float32),  # type: ignore[no-untyped-call]
         ),
-        scratch_types=(plgpu.SMEM((tokens, BLOCK), dtype, transforms=in_shared(BLOCK, dtype)), plgpu.Barrier(num_arrivals=GROUPS)),
+        scratch_types=(
+            plgpu.SMEM((tokens, BLOCK), dtype, transforms=in_shared(BLOCK, dtype)),
+            plgpu.Barrier(num_arrivals=GROUPS),
+        ),
         grid=(numbers // BLOCK,),
         grid_names=("program",),
         num_threads=GROUPS + 1,
@@ -130,9 +133,8 @@ def _kernel(
         _round(program, start, group, active_ref, codes_ref, scales_ref)
 
     def block(height: int) -> plgpu.BlockSpec:
-        return plgpu.BlockSpec(
-            (height, size), lambda index: (0, index), transforms=in_shared(size, rows_ref.dtype), memory_space=plgpu.SMEM
-        )
+        transforms = in_shared(size, rows_ref.dtype)
+        return plgpu.BlockSpec((height, size), lambda index: (0, index), transforms=transforms, memory_space=plgpu.SMEM)
 
     plgpu.emit_pipeline_warp_specialized(
         add_block,  # type: ignore[arg-type]
