@@ -27,6 +27,7 @@ LEAST_AHEAD = 3  # blocks, the one that is multiplied among them
 MOST_AHEAD = 12
 BLOCK = 128  # inputs that share a scale, where each row has several
 SCALES_APART = 128  # bytes: where copies of scales may begin
+load: Any = plgpu.load  # JAX 0.10 has other arguments
 
 
 class CodeBlocks(NamedTuple):
@@ -106,7 +107,8 @@ def _kernel(blocks: CodeBlocks, rows_ref: Any, *refs: Any) -> None:
             return sums[...]
 
         sums: jax.Array = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((wide, tokens)))
-        return total + sums
+        added: jax.Array = total + sums
+        return added
 
     def add_all(add_blocks: Any) -> None:
         zeros = jnp.zeros((wide, tokens), jnp.float32)
@@ -147,10 +149,10 @@ def _add_parts(rows: Any, scales: Any, matrix: Any, total: Any) -> jax.Array:
 
         return pl.run_scoped(start, plgpu.WGMMAAccumulatorRef((wide, tokens)))
 
-    def add(started: list[Any]) -> jax.Array:
+    def add(started: list[Any]) -> Any:
         found = total
         for index, one in enumerate(started):
-            scale = plgpu.load(scales.at[index], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+            scale = load(scales.at[index], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
             sums = plgpu.wgmma_accumulator_load(one, wait_n=count - 1 - index)
             found = found + sums * lax.broadcast_in_dim(scale, (wide, tokens), (1,))
         return found

@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu.fragmented_array import Tiling
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from quire.ops.gpu.code_product import FEWEST_ROWS, LEAST_AHEAD, MOST_AHEAD, MOST_ROWS, NARROW, in_shared
+from quire.ops.gpu.code_product import FEWEST_ROWS, LEAST_AHEAD, MOST_AHEAD, MOST_ROWS, NARROW, in_shared, load
 from quire.ops.rounded_rows import nearest_codes, row_scale
 
 BLOCK = 128  # numbers of a row that have a scale
@@ -115,11 +115,11 @@ def _kernel(
 
     def columns(first: Any) -> jax.Array:
         scales = column_scales_ref.at[pl.ds(first + start + group * WIDE, WIDE)]
-        loaded = plgpu.load(scales, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+        loaded = load(scales, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
         return lax.broadcast_in_dim(loaded, (WIDE, tokens), (0,))
 
     def all_blocks(add_blocks: Any) -> None:
-        of_rows = plgpu.load(row_scales_ref, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+        of_rows = load(row_scales_ref, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
         of_columns = [columns(first) for first in (0, numbers)]
         zeros = plgpu.layout_cast(jnp.zeros((WIDE, tokens), jnp.float32), plgpu.Layout.WGMMA)
         sums = add_blocks((zeros, zeros))
@@ -137,7 +137,7 @@ def _kernel(
         return plgpu.BlockSpec((height, size), lambda index: (0, index), transforms=transforms, memory_space=plgpu.SMEM)
 
     plgpu.emit_pipeline_warp_specialized(
-        add_block,  # type: ignore[arg-type]
+        add_block,
         grid=(inputs // size,),
         in_specs=[block(tokens), block(BLOCK), block(BLOCK)],
         memory_registers=40,
@@ -153,7 +153,7 @@ def _round(program: Any, start: Any, group: Any, active_ref: Any, codes_ref: Any
     tokens = len(codes_ref)
     count = -(-tokens // (GROUPS * NARROW)) * NARROW
     first = group * (tokens - count)
-    loaded = plgpu.load(active_ref.at[pl.ds(first, count)], layout=BY_ROW)
+    loaded = load(active_ref.at[pl.ds(first, count)], layout=BY_ROW)
     active = loaded.astype(jnp.float32)
     # By their bits absolute values have their order, NaN above infinity.
     bits = lax.bitcast_convert_type(active, jnp.int32) & ALL_BUT_SIGN
