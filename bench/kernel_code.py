@@ -27,6 +27,8 @@ from jax.sharding import SingleDeviceSharding
 
 from quire.ops.coded import Coded
 from quire.ops.four_bits import FourBits
+from quire.ops.gpu.code_product import BLOCK, code_product
+from quire.ops.gpu.gated_codes import gated_codes
 from quire.ops.gpu.kernels import has_blocks, multiply_codes, multiply_four_bits
 
 # The facts about a device that the compiler asks for.
@@ -66,7 +68,24 @@ def codes(rows: int, outputs: int, inputs: int, _: int) -> tuple[Callable[..., A
     return lambda rows, matrix: multiply_codes(rows, matrix, jnp.bfloat16) if has_kernel else None, given
 
 
-KERNELS = {"four_bits": four_bits, "codes": codes}
+def gated(rows: int, outputs: int, inputs: int, _: int) -> tuple[Callable[..., Any], Any]:
+    given = [jax.ShapeDtypeStruct((count, inputs), jnp.float8_e4m3fn) for count in (rows, outputs)]
+    scales = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, 1), (outputs,))]
+    return (
+        lambda rows, matrix, row_scales, column_scales: gated_codes(
+            rows, row_scales, matrix, column_scales, jnp.bfloat16
+        ),
+        (*given, *scales),
+    )
+
+
+def scaled(rows: int, outputs: int, inputs: int, _: int) -> tuple[Callable[..., Any], Any]:
+    given = [jax.ShapeDtypeStruct((count, inputs), jnp.float8_e4m3fn) for count in (rows, outputs)]
+    scales = jax.ShapeDtypeStruct((inputs // BLOCK, rows), jnp.float32)
+    return lambda rows, matrix, scales: code_product(rows, matrix, jnp.bfloat16, scales), (*given, scales)
+
+
+KERNELS = {"four_bits": four_bits, "codes": codes, "gated": gated, "scaled": scaled}
 
 
 def compile_for_h200(function: Callable[..., Any], like: Any) -> None:

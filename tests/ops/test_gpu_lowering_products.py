@@ -278,6 +278,31 @@ def test_few_rows_meet_e4m3_in_a_kernel_on_hopper(rows: int, num_kernels: int) -
 
 
 @pytest.mark.skipif(not HAS_MOSAIC, reason="this JAX has other kernels for it")
+@pytest.mark.parametrize("rows", [16, 24, 64])
+@pytest.mark.parametrize(("embed", "mlp"), [(4096, 14336), (2048, 8192)])
+def test_gates_of_few_rows_are_rounded_where_they_are_multiplied(embed: int, mlp: int, rows: int) -> None:
+    """And the product that takes them scales what it adds: two launches, and nothing of XLA."""
+    from quire.ops.gpu.code_product import code_product
+    from quire.ops.gpu.gated_codes import gated_codes
+
+    x, gate_up, down = (
+        jax.ShapeDtypeStruct(shape, "float8_e4m3fn") for shape in ((rows, embed), (2 * mlp, embed), (embed, mlp))
+    )
+    of_rows, of_columns = jax.ShapeDtypeStruct((rows, 1), "float32"), jax.ShapeDtypeStruct((2 * mlp,), "float32")
+
+    def run(x: jax.Array, of_rows: jax.Array, gate_up: jax.Array, of_columns: jax.Array, down: jax.Array) -> jax.Array:
+        codes, scales = gated_codes(x, of_rows, gate_up, of_columns, jnp.bfloat16)
+        return code_product(codes, down, jnp.bfloat16, scales)
+
+    with on_an_h200():
+        traced = jax.jit(run).trace(x, of_rows, gate_up, of_columns, down)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("stablehlo.custom_call @mosaic_gpu") == 2
+    for work in ("convert", "transpose", "multiply"):  # of XLA
+        assert f"stablehlo.{work}" not in text
+
+
+@pytest.mark.skipif(not HAS_MOSAIC, reason="this JAX has other kernels for it")
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize(("rows", "num_kernels"), [(1, 1), (8, 1), (16, 1), (64, 1), (65, 0), (12, 0)])

@@ -25,6 +25,9 @@ MULTIPROCESSORS = 132  # programs are as small as they can be and still run at o
 SHARED_BYTES = 208 << 10  # for blocks
 LEAST_AHEAD = 3  # blocks, the one that is multiplied among them
 MOST_AHEAD = 12
+BLOCK = 128  # inputs that share a scale, where each row has several
+SCALES_APART = 128  # bytes: where copies of scales may begin
+load: Any = plgpu.load  # JAX 0.10 has other arguments
 
 
 class CodeBlocks(NamedTuple):
@@ -36,24 +39,39 @@ class CodeBlocks(NamedTuple):
     ahead: int  # blocks that have room at once
 
 
-def blocks_of(num_rows: int, outputs: int, inputs: int) -> CodeBlocks | None:
-    """Those of a product; None: the kernel is not for it."""
+def blocks_of(num_rows: int, outputs: int, inputs: int, *, has_scales: bool = False) -> CodeBlocks | None:
+    """Those of a product, of rows with a scale for each BLOCK of inputs or without; None: the kernel is not for it."""
     if not FEWEST_ROWS <= num_rows <= MOST_ROWS or num_rows % NARROW:
         return None
     possible = [(wide, groups) for wide, groups in WIDE if outputs % (wide * groups) == 0]
     at_once = [one for one in possible if outputs <= prod(one) * MULTIPROCESSORS]
     for wide, groups in (at_once or possible[::-1])[:1]:
         for size in (512, 256, 128):
-            ahead = SHARED_BYTES // ((wide * groups + num_rows) * size)
-            if inputs % size == 0 and ahead >= LEAST_AHEAD:
+            scale_bytes = 4 * num_rows * (size // BLOCK) * has_scales
+            ahead = SHARED_BYTES // ((wide * groups + num_rows) * size + scale_bytes)
+            if inputs % size == 0 and ahead >= LEAST_AHEAD and scale_bytes % SCALES_APART == 0:
                 return CodeBlocks(wide, groups, size, min(ahead, MOST_AHEAD, inputs // size))
     return None
 
 
-def code_product(rows: jax.Array, matrix: jax.Array, dtype: Any) -> jax.Array:
-    """Sums [t, outputs] of rows [t, inputs] times a matrix [outputs, inputs], for which there are blocks."""
+def in_shared(size: int, dtype: Any) -> tuple[Any, Any]:
+    """How blocks with `size` numbers of each row are in shared memory."""
+    each = jnp.dtype(dtype).itemsize
+    row_bytes = plgpu.find_swizzle(8 * each * size)
+    return plgpu.TilingTransform((8, row_bytes // each)), plgpu.SwizzleTransform(row_bytes)
+
+
+def code_product(
+    rows: jax.Array,
+    matrix: jax.Array,
+    dtype: Any,
+    scales: jax.Array | None = None,
+    blocks: CodeBlocks | None = None,
+) -> jax.Array:
+    """Sums [t, outputs] of rows [t, inputs] times a matrix [outputs, inputs], for which there are blocks. `scales`:
+    float32 [inputs / BLOCK, t], by which the sums of each BLOCK of inputs are multiplied before they are added."""
     (tokens, inputs), outputs = rows.shape, len(matrix)
-    blocks = blocks_of(tokens, outputs, inputs)
+    blocks = blocks or blocks_of(tokens, outputs, inputs, has_scales=scales is not None)
     assert blocks is not None
     run = plgpu.kernel(
         partial(_kernel, blocks),
@@ -62,28 +80,35 @@ def code_product(rows: jax.Array, matrix: jax.Array, dtype: Any) -> jax.Array:
         grid_names=("program",),
         num_threads=blocks.groups + 1,
         thread_name="group",
-        kernel_name="code_product",
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+        kernel_name="code_product" if scales is None else "scaled_code_product",
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup, unsafe_no_auto_barriers=scales is not None
+        ),
     )
-    out: jax.Array = run(rows, matrix)
+    out: jax.Array = run(rows, matrix) if scales is None else run(rows, scales, matrix)
     return out
 
 
-def _kernel(blocks: CodeBlocks, rows_ref: Any, matrix_ref: Any, out_ref: Any) -> None:
+def _kernel(blocks: CodeBlocks, rows_ref: Any, *refs: Any) -> None:
+    *scales_refs, matrix_ref, out_ref = refs
     tokens, inputs = rows_ref.shape
     wide, groups, size, ahead = blocks
     group = lax.axis_index("group")
     start = lax.axis_index("program") * wide * groups
-    row_bytes = plgpu.find_swizzle(8 * size)
-    in_shared = (plgpu.TilingTransform((8, row_bytes)), plgpu.SwizzleTransform(row_bytes))
 
-    def add_block(_: Any, rows: Any, matrix: Any, total: jax.Array) -> jax.Array:
+    def add_block(_: Any, rows: Any, *given: Any) -> jax.Array:
+        *scales, matrix, total = given
+        own = matrix.at[pl.ds(group * wide, wide)]
+        if scales:
+            return _add_parts(rows, scales[0], own, total)
+
         def multiply(sums: Any) -> Any:
-            plgpu.wgmma(sums, matrix.at[pl.ds(group * wide, wide)], rows.transpose((1, 0)))
+            plgpu.wgmma(sums, own, rows.transpose((1, 0)))
             return sums[...]
 
         sums: jax.Array = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((wide, tokens)))
-        return total + sums
+        added: jax.Array = total + sums
+        return added
 
     def add_all(add_blocks: Any) -> None:
         zeros = jnp.zeros((wide, tokens), jnp.float32)
@@ -92,15 +117,45 @@ def _kernel(blocks: CodeBlocks, rows_ref: Any, matrix_ref: Any, out_ref: Any) ->
         own[...] = plgpu.layout_cast(sums, plgpu.Layout.WGMMA_TRANSPOSED)
 
     def block(height: int) -> plgpu.BlockSpec:
-        return plgpu.BlockSpec((height, size), lambda index: (0, index), transforms=in_shared, memory_space=plgpu.SMEM)
+        transforms = in_shared(size, rows_ref.dtype)
+        return plgpu.BlockSpec((height, size), lambda index: (0, index), transforms=transforms, memory_space=plgpu.SMEM)
 
+    of_scales = plgpu.BlockSpec((size // BLOCK, tokens), lambda index: (index, 0), memory_space=plgpu.SMEM)
     plgpu.emit_pipeline_warp_specialized(
         add_block,  # type: ignore[arg-type]
         grid=(inputs // size,),
-        in_specs=[block(tokens), block(wide * groups)],
+        in_specs=[block(tokens), *[of_scales for _ in scales_refs], block(wide * groups)],
         memory_registers=40,
         wg_axis="group",
         num_compute_wgs=groups,
         max_concurrent_steps=ahead,
         compute_context=add_all,
-    )(rows_ref, matrix_ref.at[pl.ds(start, wide * groups)])
+    )(rows_ref, *scales_refs, matrix_ref.at[pl.ds(start, wide * groups)])
+
+
+def _add_parts(rows: Any, scales: Any, matrix: Any, total: Any) -> jax.Array:
+    """The sums of each BLOCK times its scales, added to the others while the device multiplies the next."""
+    (wide, tokens), count = total.shape, scales.shape[0]
+
+    def multiply(started: list[Any]) -> Any:
+        """The rest of the parts is multiplied and all are added."""
+        if len(started) == count:
+            return add(started)
+
+        def start(sums: Any) -> Any:
+            part = pl.ds(len(started) * BLOCK, BLOCK)
+            plgpu.wgmma(sums, matrix.at[:, part], rows.at[:, part].transpose((1, 0)))
+            return multiply([*started, sums])
+
+        return pl.run_scoped(start, plgpu.WGMMAAccumulatorRef((wide, tokens)))
+
+    def add(started: list[Any]) -> Any:
+        found = total
+        for index, one in enumerate(started):
+            scale = load(scales.at[index], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+            sums = plgpu.wgmma_accumulator_load(one, wait_n=count - 1 - index)
+            found = found + sums * lax.broadcast_in_dim(scale, (wide, tokens), (1,))
+        return found
+
+    out: jax.Array = multiply([])
+    return out
