@@ -29,7 +29,7 @@ from device_time import kernels as device_kernels
 from quire.executor.compiler_options import OF_THE_LIBRARY, UNTUNED
 from quire.ops.activation_rounding import Rounding
 from quire.ops.coded import FEW_ROWS, Coded
-from quire.ops.gpu import code_product
+from quire.ops.gpu import code_product, hopper_products
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu import rounded_rows as gpu_rows
 from quire.ops.rounded_rows import PLAIN, RoundingOps, ScaledSums, plain_sum, scaled
@@ -190,7 +190,7 @@ def kernel(all_rows: list[int]) -> Iterator[str]:
                 continue
 
             def every_layer(x: jax.Array, weights: list[Weights], number: int = number) -> list[jax.Array]:
-                return [gpu_kernels.multiply_codes(x, one.matrices[number].codes, jnp.bfloat16) for one in weights]
+                return [hopper_products.multiply_codes(x, one.matrices[number].codes, jnp.bfloat16) for one in weights]
 
             us = timed_us(every_layer, (rows_of(rows, inputs).astype(CODE), weights), {}) / LAYERS
             yield f"{rows:5d} {outputs:6d} x {inputs:5d} {us:8.1f} {outputs * inputs / us / 1e6:6.2f} TB/s"

@@ -23,7 +23,8 @@ from quire.executor.compute_capability import compute_capability
 from quire.ops.coded import Coded
 from quire.ops.four_bits import FourBits
 from quire.ops.gpu.four_bit_product import FourBitBlocks, four_bit_product
-from quire.ops.gpu.kernels import HOPPER, multiply_four_bits
+from quire.ops.gpu.hopper_products import multiply_four_bits
+from quire.ops.gpu.kernels import HOPPER
 from quire.ops.gpu.tiles import least_dot
 
 COPIES = 4  # of each weight, so that it does not stay in the device's caches

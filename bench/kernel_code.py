@@ -29,7 +29,7 @@ from quire.ops.coded import Coded
 from quire.ops.four_bits import FourBits
 from quire.ops.gpu.code_product import BLOCK, code_product
 from quire.ops.gpu.gated_codes import gated_codes
-from quire.ops.gpu.kernels import has_blocks, multiply_codes, multiply_four_bits
+from quire.ops.gpu.hopper_products import has_blocks, multiply_codes, multiply_four_bits
 
 # The facts about a device that the compiler asks for.
 H200 = """

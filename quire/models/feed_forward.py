@@ -81,6 +81,8 @@ class GatedMLP:
         if self._gates_with_adapters(gate_up):
             active = gate_up.add_to(joined_product(x, gate_up), values(x), gated=True)
             return project_sums("tm,dm->td", active, down, down_bias, ops.rounding)
+        if (rows := self._gated_by_product(x, gate_up, down, ops)) is not None:
+            return project_sums("tm,dm->td", rows, down, down_bias, ops.rounding)
         both = project_sums("td,pcmd->tpcm", x, gate_up, weights.get("gate_up_bias"), ops.rounding)
         base = down.weight if isinstance(down, AdaptedWeight) else down
         if isinstance(base, Packed) and self.activation is jax.nn.silu:
@@ -90,12 +92,18 @@ class GatedMLP:
                 out = down.add_to(out, pairs, gated=True)
             return (out if down_bias is None else out + down_bias.astype(jnp.float32)).astype(x.dtype)
         dtype = code_dtype(down, len(x), ops.rounding)
-        rows: Rows
         if dtype is None:
             rows = gated(self.activation, scaled(both))
         else:
             rows = ops.rounding.gate(self.activation, both, dtype)
         return project_sums("tm,dm->td", rows, down, down_bias, ops.rounding)
+
+    def _gated_by_product(self, x: Rows, gate_up: Weight, down: Weight, ops: PlatformOps) -> Rows | None:
+        """The rows of `down`, where the product with `gate_up` gates them itself."""
+        make = ops.rounding.gated_product
+        if make is None or self.gate_up_bias is not None or self.gate_up.shape[0] > 1:
+            return None
+        return make(self.activation, x, gate_up, down)
 
     def _gates_with_adapters(self, gate_up: Weight) -> bool:
         """True if what adds the adapters can gate too."""

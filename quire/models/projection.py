@@ -21,7 +21,7 @@ from quire.ops.four_bits import FourBits
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import QuantizedWeight, product, rows_of, shape_of
 from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
-from quire.ops.rounded_rows import RoundedRows, RoundingOps, Rows, Sums, values
+from quire.ops.rounded_rows import BlockRows, RoundedRows, RoundingOps, Rows, Sums, values
 
 BaseWeight = jax.Array | NativeWeight | QuantizedWeight | Parts
 Weight = BaseWeight | AdaptedWeight
@@ -41,7 +41,7 @@ def project(equation: str, x: Rows, weight: Weight, bias: jax.Array | None = Non
 def project_sums(equation: str, x: Rows, weight: Weight, bias: jax.Array | None, rounding: RoundingOps) -> Sums:
     """Like `project`, for a reader that applies scales itself where there are any. `rounding` makes codes of x."""
     dtype = code_dtype(weight, len(x), rounding)
-    if dtype is not None and not (isinstance(x, RoundedRows) and x.codes.dtype == dtype):
+    if dtype is not None and not (isinstance(x, RoundedRows | BlockRows) and x.codes.dtype == dtype):
         x = rounding.rows(values(x).reshape(len(x), -1), dtype)
     if dtype is None or not isinstance(weight, Coded):
         few = _few_rows(equation, x, weight, bias, rounding)

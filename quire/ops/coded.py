@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from quire.ops.activation_rounding import Rounding
 from quire.ops.native import coded_product, library
-from quire.ops.rounded_rows import CodeProduct, RoundedRows, Rows, ScaledSums, values
+from quire.ops.rounded_rows import BlockRows, CodeProduct, RoundedRows, Rows, ScaledSums, values
 
 Axes = tuple[str | None, ...]
 # (rows [n, inputs], matrices [e, outputs, inputs], sizes [e]) -> float32 [n, outputs]
@@ -147,7 +147,11 @@ class Coded:
     def sums(self, x: Rows, dtype: Any, kernel: CodeProduct | None = None) -> ScaledSums:
         """[t, outputs] of rows x [t, inputs], whose numbers the caller rounds to `dtype`."""
         assert self.rounding is not None
-        if isinstance(x, RoundedRows) and x.codes.dtype == self.row_code_dtype(len(x), kernel):
+        scales = None
+        if isinstance(x, BlockRows):
+            assert kernel is not None
+            rows, row_scales, scales = x.codes, jnp.ones((len(x), 1), jnp.float32), x.scales
+        elif isinstance(x, RoundedRows) and x.codes.dtype == self.row_code_dtype(len(x), kernel):
             rows, row_scales = x.codes, x.scales
         else:
             rows, row_scales = self.rounding.codes(values(x), self.input_scale)
@@ -155,8 +159,8 @@ class Coded:
         sums = jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32
         sums = sums if self.rounding.is_float else jnp.int32
         codes = self.codes.reshape(-1, rows.shape[1])
-        if kernel is not None and kernel.fits(len(rows), codes, 1):
-            out = kernel.multiply(rows, codes, sums)
+        if kernel is not None and (scales is not None or kernel.fits(len(rows), codes, 1)):
+            out = kernel.multiply(rows, codes, sums, scales)
         else:
             out = jnp.einsum("ti,oi->to", rows, codes, preferred_element_type=sums)
         return ScaledSums(out, row_scales, self._column_scales, jnp.dtype(dtype))

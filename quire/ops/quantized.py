@@ -21,7 +21,7 @@ from quire.ops.four_bits import FourBits
 from quire.ops.native import int8_product
 from quire.ops.native.int8_product import GROUP
 from quire.ops.native_weight import NativeWeight
-from quire.ops.rounded_rows import RoundedRows, Rows, values
+from quire.ops.rounded_rows import BlockRows, RoundedRows, Rows, values
 
 Array = np.ndarray[Any, Any]
 LARGEST = 127
@@ -168,7 +168,7 @@ def product(x: Rows, weight: QuantizedWeight, num_output_axes: int, dtype: Any =
     """float32 [t, outputs] of x [t, ...] with a weight whose first `num_output_axes` axes are outputs, flattened, for a
     caller that rounds it to `dtype`."""
     if isinstance(weight, Coded):
-        return weight.product(x if isinstance(x, RoundedRows) else x.reshape(len(x), -1), dtype)
+        return weight.product(x if isinstance(x, RoundedRows | BlockRows) else x.reshape(len(x), -1), dtype)
     if isinstance(weight, FourBits):
         return weight.product(values(x).reshape(len(x), -1))
     x, shape = values(x), shape_of(weight)

@@ -43,6 +43,24 @@ class RoundedRows:
         return len(self.codes)
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=["codes", "scales"], meta_fields=["dtype"])
+@dataclass(frozen=True)
+class BlockRows:
+    """Rows [t, inputs] that a product gave in codes, with a scale for each block of numbers of a row."""
+
+    codes: jax.Array  # e4m3
+    scales: jax.Array  # float32 [blocks, t]
+    dtype: Any  # of the numbers
+
+    @property
+    def values(self) -> jax.Array:
+        numbers = self.codes.astype(jnp.float32).reshape(*self.scales.T.shape, -1) * self.scales.T[:, :, None]
+        return numbers.reshape(self.codes.shape).astype(self.dtype)
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+
 @partial(jax.tree_util.register_dataclass, data_fields=["sums", "rows", "columns"], meta_fields=["dtype"])
 @dataclass(frozen=True)
 class ScaledSums:
@@ -65,13 +83,13 @@ class ScaledSums:
         return wide.reshape(self.sums.shape)
 
 
-Rows = jax.Array | RoundedRows
+Rows = jax.Array | RoundedRows | BlockRows
 Sums = jax.Array | ScaledSums
 BlockOutput = Sums | VisitSums
 
 
 def values(rows: Rows) -> jax.Array:
-    return rows.values if isinstance(rows, RoundedRows) else rows
+    return rows.values if isinstance(rows, RoundedRows | BlockRows) else rows
 
 
 def scaled(sums: BlockOutput) -> jax.Array:
@@ -146,7 +164,14 @@ class CodeProduct(NamedTuple):
     """A kernel for products of codes, where rows are so few that reading the matrix takes all the time."""
 
     fits: Callable[[int, jax.Array, int], bool]  # (number of rows, codes of the matrix, its axes of inputs)
-    multiply: Callable[[jax.Array, jax.Array, Any], jax.Array]  # (rows, matrix [outputs, inputs], type of the sums)
+    # (rows, matrix [outputs, inputs], type of the sums, scales of `BlockRows` or None)
+    multiply: Callable[[jax.Array, jax.Array, Any, jax.Array | None], jax.Array]
+
+
+class GatedProduct(Protocol):
+    def __call__(self, activation: Activation, x: Rows, gate_up: Any, down: Any, /) -> Rows | None:
+        """Rows activation(gate) * up for `down`, of the product of x with `gate_up` [1, 2, m, inputs]: in one launch.
+        None where no kernel is for these."""
 
 
 class FourBitProduct(Protocol):
@@ -166,6 +191,7 @@ class RoundingOps(NamedTuple):
     gate: Callable[[Activation, Sums, Any], RoundedRows] = gate
     product: CodeProduct | None = None
     four_bits: FourBitProduct | None = None
+    gated_product: GatedProduct | None = None
 
 
 PLAIN = RoundingOps()

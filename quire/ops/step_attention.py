@@ -113,7 +113,8 @@ def _in_codes(
     if spec.read_in != codes or pages[0].dtype != codes:
         return None
     _, k, v = heads.finished()
-    return attend(spec, q, *_without_padding(access.targets, k, v), access.targets.pages > 0)
+    k, v = _without_padding(access.targets, k, v)
+    return attend(spec, q, k, v, access.targets.pages > 0)
 
 
 def _latent_attention(

@@ -10,6 +10,7 @@ import pytest
 from quire.executor.compute_capability import compute_capability
 from quire.ops.coded import Coded
 from quire.ops.four_bits import FourBits
+from quire.ops.gpu import hopper_products
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.mosaic import HAS_MOSAIC
 
@@ -22,7 +23,7 @@ pytestmark = [
 ]
 OF_8B = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
 SMALL = [(64, 1024), (256, 1536), (256, 1920), (3584, 18944)]  # of the last two, blocks end beyond the inputs
-multiply = jax.jit(gpu_kernels.multiply_four_bits, static_argnums=2)
+multiply = jax.jit(hopper_products.multiply_four_bits, static_argnums=2)
 
 
 def rows_of(count: int, inputs: int, dtype: str) -> jax.Array:

@@ -54,7 +54,7 @@ def by_cudnn(spec: AttentionSpec, codes: tuple[jax.Array, ...], scales: tuple[ja
     q, k, v = codes
     one = jnp.ones((1, 1, 1, 1), jnp.float32)
     q_scale, k_scale, v_scale = (scale * one for scale in scales)
-    given = {
+    given: Any = {
         **dict.fromkeys(cudnn.fp8_params_keys, one),
         "descale_q": q_scale,
         "descale_k": k_scale,
@@ -72,4 +72,5 @@ def by_cudnn(spec: AttentionSpec, codes: tuple[jax.Array, ...], scales: tuple[ja
         fp8_params=given,
         use_fp8=True,
     )
-    return out[0]
+    rows: jax.Array = out[0]
+    return rows

@@ -17,7 +17,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu.fragmented_array import Tiling
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from quire.ops.gpu.code_product import FEWEST_ROWS, LEAST_AHEAD, MOST_AHEAD, MOST_ROWS, NARROW, in_shared, load
+from quire.ops.gpu.code_product import (
+    FEWEST_ROWS,
+    LEAST_AHEAD,
+    MOST_AHEAD,
+    MOST_ROWS,
+    NARROW,
+    blocks_of,
+    in_shared,
+    load,
+)
 from quire.ops.rounded_rows import nearest_codes, row_scale
 
 BLOCK = 128  # numbers of a row that have a scale
@@ -48,6 +57,12 @@ def gated_blocks_of(num_rows: int, numbers: int, inputs: int, dtype: Any) -> Gat
         if inputs % size == 0 and ahead >= LEAST_AHEAD:
             return GatedBlocks(size, min(ahead, MOST_AHEAD, inputs // size))
     return None
+
+
+def fits(num_rows: int, numbers: int, inputs: int, outputs: int, dtype: Any) -> bool:
+    """True if there are kernels for the product of `inputs` with gates and ups, and for the next one's `outputs`."""
+    own = gated_blocks_of(num_rows, numbers, inputs, dtype)
+    return own is not None and blocks_of(num_rows, outputs, numbers, has_scales=True) is not None
 
 
 def gated_codes(

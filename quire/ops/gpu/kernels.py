@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from functools import cache, partial
-from math import prod
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -16,7 +15,6 @@ from quire.ops.coded import Coded
 from quire.ops.expert_choice import Shares
 from quire.ops.expert_choice import choose as plainly_chosen
 from quire.ops.expert_product import Gate, kernels_of
-from quire.ops.four_bits import FourBits
 from quire.ops.gpu import add_norm as sum_and_norm
 from quire.ops.gpu import coded_prompts, expert_choice, rounded_rows
 from quire.ops.gpu.adapter_product import add_products
@@ -24,8 +22,8 @@ from quire.ops.gpu.decode_attention import decode_attention
 from quire.ops.gpu.expert_product import expert_product
 from quire.ops.gpu.filter_cuts import filter_cuts
 from quire.ops.gpu.hopper_attention import coded_decode_attention, rounded_decode_attention
+from quire.ops.gpu.hopper_products import CODE_PRODUCT, gated_product, multiply_four_bits
 from quire.ops.gpu.latent_attention import IN_LITTLE_MEMORY, latent_attention
-from quire.ops.gpu.mosaic import HAS_CODE_PRODUCT, HAS_MOSAIC
 from quire.ops.gpu.move_pages import gather, scatter
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import prefill_attention
@@ -39,7 +37,6 @@ from quire.ops.recurrence import convolve as plainly_convolved
 from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
 from quire.ops.rounded_rows import (
     Activation,
-    CodeProduct,
     RoundedRows,
     RoundingOps,
     Rows,
@@ -224,44 +221,6 @@ def gate(activation: Activation, both: Sums, code_dtype: Any) -> RoundedRows:
     return rounded_rows.gate(activation, both, code_dtype)
 
 
-@cache
-def _few_rows() -> Any | None:
-    """The module of products with few rows. Loading Mosaic takes a third of a second, which only e4m3 pays."""
-    if not HAS_CODE_PRODUCT:
-        return None
-    try:
-        from quire.ops.gpu import code_product
-    except ImportError as error:  # before 0.11 JAX has it with absl-py
-        log.info("this JAX has no products of few rows in e4m3 (%s): XLA's run in their place", error)
-        return None
-    return code_product
-
-
-@partial(jax.jit, static_argnums=2)
-def multiply_codes(rows: jax.Array, matrix: jax.Array, dtype: Any) -> jax.Array:
-    module = _few_rows()
-    assert module is not None
-    out: jax.Array = module.code_product(rows, matrix, dtype)
-    return out
-
-
-def has_blocks(num_rows: int, codes: jax.Array, num_contracted: int) -> bool:
-    outputs, inputs = prod(codes.shape[:-num_contracted]), prod(codes.shape[-num_contracted:])
-    if codes.dtype != jnp.float8_e4m3fn or (module := _few_rows()) is None:
-        return False
-    return module.blocks_of(num_rows, outputs, inputs) is not None
-
-
-def multiply_four_bits(x: jax.Array, weight: FourBits, dtype: Any) -> jax.Array | None:
-    """`FourBitProduct`. Loading Mosaic takes a third of a second, which only such weights pay."""
-    if not HAS_MOSAIC or x.dtype.itemsize != 2:
-        return None
-    from quire.ops.gpu import four_bit_rows
-
-    blocks = four_bit_rows.blocks_of(len(x), weight.factors.shape[1], x.shape[1], weight.group, weight.run)
-    return None if blocks is None else four_bit_rows.four_bit_rows(x, weight, blocks, dtype)
-
-
 @partial(jax.jit, static_argnums=(1, 2))
 def choose_experts(
     scores: jax.Array, chosen: int, shares: Shares, is_real: jax.Array | None = None
@@ -335,7 +294,7 @@ HOPPER = 9.0  # the compute capability for which Mosaic's kernels are written
 
 # Rounding on a GPU where kernels of ours multiply few rows with codes.
 ROUNDING_ON_HOPPER = GPU.rounding._replace(
-    product=CodeProduct(has_blocks, multiply_codes), four_bits=multiply_four_bits
+    product=CODE_PRODUCT, four_bits=multiply_four_bits, gated_product=gated_product
 )
 
 
