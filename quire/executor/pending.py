@@ -119,6 +119,8 @@ class Pending:
             return False
         chunks = self._plan.chunks
         others = [index for index in launched.launch.samples(chunks) if not chunks[index].samples]
+        if not others:  # then no copy of this is on its way, and to wait for one takes a millisecond
+            return False
         is_finite = np.asarray(launched.computed.is_finite)[num_sampled:]
         found = [index for index, finite in zip(others, is_finite, strict=False) if not finite]
         for index in found:

@@ -41,7 +41,7 @@ def sharded(kernels: Kernels, mesh: Mesh) -> Kernels:
         attend=_sharded_attend(kernels.attend, devices),
         attend_latent=_sharded_attend(kernels.attend_latent, devices),
         attend_fresh=_sharded_attend_fresh(kernels.attend_fresh, devices),
-        attend_in_codes=None,  # a device would have scales of its own heads alone
+        prompt_in_codes=None,  # a device would have scales of its own heads alone
         norms=_whole_norms(kernels.norms, devices),
         decode_norms=_whole_norms(kernels.decode_norms, devices),
         adapter_product=add_products,  # plain: the compiler partitions it

@@ -33,12 +33,12 @@ class Highest(Protocol):
         the highest. Of the first `num_rows` []; what the others get is not read."""
 
 
-class AttendInCodes(Protocol):
+class PromptInCodes(Protocol):
     def __call__(
-        self, spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, is_real: jax.Array
-    ) -> Rows | None:
-        """The rows of one sequence from its first token on, of q [t, k, g, h], k and v [t, k, h], read in codes. Tokens
-        that are not real [t] are padding behind the others, and keys and values zero there."""
+        self, spec: AttentionSpec, heads: Heads, pages: Pages, targets: KVWriteTargets, /
+    ) -> tuple[Rows, Pages] | None:
+        """`step_attention` of one sequence from its first token on, with padding behind it, where rows and pages are
+        codes; None where there is no kernel for them."""
 
 
 def _declined(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments) -> None:
@@ -62,8 +62,7 @@ class Kernels(NamedTuple):
     attend: Callable[[AttentionSpec, jax.Array, Pages, jax.Array, Tiles, jax.Array | None], Rows]
     attend_fresh: Callable[[AttentionSpec, jax.Array, jax.Array, jax.Array, Segments], jax.Array | None] = _declined
     max_fresh_sequences: int = 0  # that `attend_fresh` takes
-    # The same where pages and rows are codes of e4m3. It may decline, too.
-    attend_in_codes: AttendInCodes | None = None
+    prompt_in_codes: PromptInCodes | None = None
     norms: Norms = PLAIN_NORMS
     decode_norms: Norms = PLAIN_NORMS
     filter_cuts: FilterCuts | None = None
@@ -87,34 +86,18 @@ def step_attention(
     if spec.value_dim is not None:
         return _latent_attention(kernels, spec, heads, pages, access)
     targets, segments = access.targets, access.segments
+    if kernels.prompt_in_codes is not None and segments is not None and len(segments.offsets) == 1:
+        found = kernels.prompt_in_codes(spec, heads._replace(sinks=None), pages, targets)
+        if found is not None:
+            return found
     q, pages = kernels.place(heads._replace(sinks=None), pages, targets)
     if segments is not None and not spec.has_sinks:
-        if (rows := _in_codes(kernels, spec, q, heads, pages, access)) is not None:
-            return rows, pages
-        k, v = _without_padding(targets, *read_tokens(pages, targets, q.dtype))
+        # Padding is zero: a weight of zero does not silence the NaN that its page may hold.
+        real = (targets.pages > 0)[:, None, None]
+        k, v = (jnp.where(real, array, 0) for array in read_tokens(pages, targets, q.dtype))
         if (out := kernels.attend_fresh(spec, q, k, v, segments)) is not None:
             return out, pages
     return kernels.attend(spec, q, pages, access.page_table, access.tiles, heads.sinks), pages
-
-
-def _without_padding(targets: KVWriteTargets, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Padding is zero: a weight of zero does not silence the NaN that its page may hold."""
-    real = (targets.pages > 0)[:, None, None]
-    return tuple(jnp.where(real, array, 0) for array in arrays)
-
-
-def _in_codes(
-    kernels: Kernels, spec: AttentionSpec, q: jax.Array, heads: Heads, pages: Pages, access: PageAccess
-) -> Rows | None:
-    """The rows of a new sequence whose keys and values are as they were before they were rounded for their pages."""
-    attend, segments, codes = kernels.attend_in_codes, access.segments, jnp.float8_e4m3fn
-    if attend is None or segments is None or len(segments.offsets) > 1:
-        return None
-    if spec.read_in != codes or pages[0].dtype != codes:
-        return None
-    _, k, v = heads.finished()
-    k, v = _without_padding(access.targets, k, v)
-    return attend(spec, q, k, v, access.targets.pages > 0)
 
 
 def _latent_attention(

@@ -31,7 +31,7 @@ from quire.ops.gpu.recurrence import convolve_single, recur_single
 from quire.ops.heads import Heads
 from quire.ops.norms import Norms
 from quire.ops.page_moves import PageMoves
-from quire.ops.pages import KVWriteTargets, Pages, Segments, Tiles
+from quire.ops.pages import CodedPages, KVWriteTargets, Pages, Segments, Tiles
 from quire.ops.recurrence import Recurrence, RecurrentKernels, recur_in_tiles
 from quire.ops.recurrence import convolve as plainly_convolved
 from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
@@ -174,12 +174,13 @@ def attend_fresh(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, 
 
 
 @partial(jax.jit, static_argnums=0)
-def attend_in_codes(
-    spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, is_real: jax.Array
-) -> RoundedRows | None:
-    if packed_attention is None or not coded_prompts.fits(spec, len(q)):
+def prompt_in_codes(
+    spec: AttentionSpec, heads: Heads, pages: Pages, targets: KVWriteTargets
+) -> tuple[Rows, Pages] | None:
+    if packed_attention is None or not coded_prompts.fits(spec, pages, len(targets.pages)):
         return None
-    return coded_prompts.attend_in_codes(spec, q, k, v, is_real)
+    assert isinstance(pages, CodedPages)
+    return coded_prompts.attend_to_prompt(spec, heads, pages, targets)
 
 
 @partial(jax.jit, static_argnums=(3, 4))
@@ -303,7 +304,7 @@ def gpu_kernels(computes: float | None) -> Kernels:
     kernels = GPU_WITHOUT_FP8 if lacks_fp8(computes) else GPU
     if computes == HOPPER:
         kernels = kernels._replace(
-            attend=attend_on_hopper, attend_in_codes=attend_in_codes, rounding=ROUNDING_ON_HOPPER
+            attend=attend_on_hopper, prompt_in_codes=prompt_in_codes, rounding=ROUNDING_ON_HOPPER
         )
     if computes is None or computes in MUCH_SHARED_MEMORY:
         return kernels

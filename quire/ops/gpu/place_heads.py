@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.gpu.tiles import array, power_of_two, product, whole
-from quire.ops.heads import HeadNorm, Heads, joined
+from quire.ops.heads import Heads, joined
 from quire.ops.pages import CodedPages, KVWriteTargets, Pages, coded, has_spread_keys
 from quire.ops.rounded_rows import ScaledSums
 from quire.ops.spread import run_of, signs
@@ -25,38 +25,21 @@ def place_heads(
 ) -> tuple[jax.Array, Pages]:
     """As `place` in quire.ops.step_attention. With a `block`, which is the number of tokens of a program, programs are
     alike whatever the number of tokens."""
-    if any(norm is not None and norm.weight.ndim > 1 for norm in (heads.q_norm, heads.k_norm)):
-        heads = joined(*heads.finished())  # a norm over all heads, which no program sees together
-    sums, of_sums = heads.qkv, []
-    if isinstance(sums, ScaledSums):
-        of_sums = [sums.rows[:, 0], sums.columns.reshape(sums.sums.shape[1:])]
-    qkv = sums.sums if isinstance(sums, ScaledSums) else sums
+    given, arrays = operands_of(heads)
+    qkv = arrays[0]
     tokens, kv_heads, parts, size = qkv.shape
     together = parts if tokens >= MANY_TOKENS and block is None else 1
     # Products of blocks, which spread keys, have as many rows at least.
     least = MOST_TOKENS if has_spread_keys(pages[0].dtype) else 1
     block = max(least, block or min(MOST_OF_MANY if together > 1 else MOST_TOKENS, power_of_two(tokens)))
     of_block = pl.BlockSpec((block,), lambda index, head, part: (index,))
-    extras = [
-        *of_sums,
-        *(heads.rotation or ()),
-        *(norm.weight for norm in (heads.q_norm, heads.k_norm) if norm is not None),
-    ]
-    operands = [*targets, qkv, *extras, *pages]
+    operands = [*targets, *arrays, *pages]
     shapes = [(tokens, kv_heads, parts - 2, size), *(array.shape for array in pages)]
     dtypes = [heads.qkv.dtype, *(array.dtype for array in pages)]
     out_shapes = [array(*of) for of in zip(shapes, dtypes, strict=True)]
     first = len(operands) - len(pages)
     q, *written = pl.pallas_call(
-        partial(
-            _place,
-            _numbers(heads.q_norm),
-            _numbers(heads.k_norm),
-            bool(of_sums),
-            heads.rotation is not None,
-            together,
-            len(pages),
-        ),
+        partial(_place, given, together, len(pages)),
         grid=(-(-tokens // block), kv_heads, parts // together),
         in_specs=[of_block, of_block, *map(whole, operands[2:])],
         out_specs=[whole(shape) for shape in out_shapes],
@@ -69,30 +52,47 @@ def place_heads(
     return q, CodedPages(*written) if isinstance(pages, CodedPages) else (written[0], written[1])
 
 
-def _numbers(norm: HeadNorm | None) -> tuple[float, float] | None:
-    return None if norm is None else (norm.eps, norm.offset)
+class Given(NamedTuple):
+    """Which arrays of heads a kernel is given, and the constants of norms."""
+
+    q_norm: tuple[float, float] | None
+    k_norm: tuple[float, float] | None
+    has_scales: bool  # of sums of codes
+    rotates: bool
+
+    def reader(
+        self, refs: list[Any], block: int, dtype: Any, every: int = 1
+    ) -> tuple["HeadReader", tuple[Any | None, Any | None]]:
+        """What reads the heads of a program, and the norms of queries and of keys. Takes its arrays from the front of
+        `refs`."""
+        qkv_ref = refs.pop(0)
+        scale_refs: list[Any] = [refs.pop(0) for _ in range(2 * self.has_scales)]
+        rotation_refs: list[Any] = [refs.pop(0) for _ in range(2 * self.rotates)]
+        q_norm, k_norm = ((norm, refs.pop(0)) if norm is not None else None for norm in (self.q_norm, self.k_norm))
+        return HeadReader(qkv_ref, block, dtype, scale_refs, rotation_refs, every), (q_norm, k_norm)
+
+
+def operands_of(heads: Heads) -> tuple[Given, list[jax.Array]]:
+    """The arrays of heads, that of all heads first."""
+    if any(norm is not None and norm.weight.ndim > 1 for norm in (heads.q_norm, heads.k_norm)):
+        heads = joined(*heads.finished())  # a norm over all heads, which no program sees together
+    sums = heads.qkv
+    arrays = [sums]
+    if isinstance(sums, ScaledSums):
+        arrays = [sums.sums, sums.rows[:, 0], sums.columns.reshape(sums.sums.shape[1:])]
+    norms = [norm for norm in (heads.q_norm, heads.k_norm) if norm is not None]
+    q_norm, k_norm = (None if norm is None else (norm.eps, norm.offset) for norm in (heads.q_norm, heads.k_norm))
+    given = Given(q_norm, k_norm, isinstance(sums, ScaledSums), heads.rotation is not None)
+    return given, [*arrays, *(heads.rotation or ()), *(norm.weight for norm in norms)]
 
 
 def _place(
-    q_norm: tuple[float, float] | None,
-    k_norm: tuple[float, float] | None,
-    scales: bool,
-    rotates: bool,
-    together: int,
-    num_page_arrays: int,
-    pages_ref: Any,
-    offsets_ref: Any,
-    qkv_ref: Any,
-    *refs: Any,
+    given: Given, together: int, num_page_arrays: int, pages_ref: Any, offsets_ref: Any, qkv_ref: Any, *refs: Any
 ) -> None:
     q_ref, *page_refs = refs[-1 - num_page_arrays :]
-    extras = list(refs[: -1 - 2 * num_page_arrays])
-    scale_refs: list[Any] = [extras.pop(0) for _ in range(2 * scales)]
-    rotation_refs: list[Any] = [extras.pop(0) for _ in range(2 * rotates)]
-    norm_refs = [(norm, extras.pop(0)) if norm is not None else None for norm in (q_norm, k_norm)]
+    heads, norm_refs = given.reader([qkv_ref, *refs], pages_ref.shape[0], q_ref.dtype)
+    writer = PageWriter(heads, pages_ref, offsets_ref, page_refs)
     parts = qkv_ref.shape[2]
-    heads = _HeadReader(qkv_ref, pages_ref.shape[0], q_ref.dtype, scale_refs, rotation_refs)
-    writer = _PageWriter(heads, pages_ref, offsets_ref, page_refs)
     token, head, feature, real = heads.token, heads.head, heads.feature, heads.real
     size = qkv_ref.shape[3]
     meets = partial(_spread, size, signs(run_of(size), q_ref.dtype) if has_spread_keys(page_refs[0].dtype) else None)
@@ -122,16 +122,18 @@ def _place(
     writer.store(1, heads.load(jnp.int32(parts - 1), heads.features, real), True)
 
 
-class _HeadReader:
+class HeadReader:
     """Reads the queries, the key and the value of one key head, for the tokens of a program."""
 
-    def __init__(self, qkv_ref: Any, block: int, dtype: Any, scale_refs: list[Any], rotation_refs: list[Any]) -> None:
+    def __init__(
+        self, qkv_ref: Any, block: int, dtype: Any, scale_refs: list[Any], rotation_refs: list[Any], every: int = 1
+    ) -> None:
         """`scale_refs`: of rows and columns, if `qkv_ref` has sums of codes. `rotation_refs`: cosines and sines, if
-        heads are rotated."""
-        tokens, _, _, self._size = qkv_ref.shape
+        heads are rotated. Of tokens a program has one of `every` so many."""
+        tokens, _, self.parts, self._size = qkv_ref.shape
         self._qkv_ref, self._dtype = qkv_ref, dtype
         self.head = pl.program_id(1)
-        tokens_here = pl.program_id(0) * block + jnp.arange(block)
+        self.tokens = tokens_here = (pl.program_id(0) * block + jnp.arange(block)) * every
         self.is_token = tokens_here < tokens
         self.token = tokens_here[:, None]
         self.features = jnp.arange(power_of_two(self._size))
@@ -171,13 +173,14 @@ class _HeadReader:
         return (out * self._cos + signed * self._sin).astype(out.dtype)
 
 
-class _PageWriter:
+class PageWriter:
     """Writes the key and the value of a key head, for the tokens of a program."""
 
-    def __init__(self, heads: _HeadReader, pages_ref: Any, offsets_ref: Any, page_refs: list[Any]) -> None:
+    def __init__(self, heads: HeadReader, pages_ref: Any, offsets_ref: Any, page_refs: list[Any]) -> None:
         """`page_refs`: of keys and values, and of their scales if they are codes."""
         self._heads, self._refs = heads, page_refs
         self._pages, self._offsets = (plgpu.load(ref, mask=heads.is_token, other=0) for ref in (pages_ref, offsets_ref))
+        self.is_real = self._pages > 0
 
     def store(self, kind: int, x: jax.Array, applies: Any) -> None:
         """Keys (0) or values (1) of the tokens, if it `applies`."""
