@@ -135,7 +135,7 @@ def _kernel(plan: Plan, x_ref: Any, *refs: Any) -> None:
     # While the first blocks are on their way.
     loaded = epilogue.load(given, start, (blocks.outputs, tokens), num_rows)
     scales = steps.scales(arrays, start)
-    factors = [plan.squares.factors(tokens)(*squares, scratch.at[group])] if plan.squares is not None else []
+    factors = [] if plan.squares is None else [plan.squares.factors(tokens)(squares[0], scratch.at[group])]
     zeros = plgpu.layout_cast(jnp.zeros((blocks.outputs, tokens), jnp.float32), plgpu.Layout.WGMMA)
     sums = lax.fori_loop(0, count, add, zeros) * steps.unit
     if scales is not None:

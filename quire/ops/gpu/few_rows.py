@@ -84,7 +84,8 @@ def product(
     blocks = blocks or blocks_of(len(x), x.dtype, weight, epilogue.pieces)
     assert blocks is not None, "the kernel is not for this product"
     squares, eps = (None, 0.0) if factor is None else factor
-    return _product(x, weight, squares, given, blocks, epilogue, eps)
+    found: tuple[jax.Array, ...] = _product(x, weight, squares, given, blocks, epilogue, eps)
+    return found
 
 
 @partial(jax.jit, static_argnums=(4, 5, 6))  # layers that are alike are traced once

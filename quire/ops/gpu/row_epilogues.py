@@ -5,7 +5,8 @@ What a result is made of besides the sums is asked for when the program begins, 
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -71,11 +72,15 @@ class Spots(NamedTuple):
         return arith.minui(row, number(self.rows - 1)) if self.rows % COLUMNS else row
 
 
-class Sum(NamedTuple):
+# Kinds are no tuples, which would be equal to those of other kinds: programs are kept by them.
+
+
+@dataclass(frozen=True)
+class Sum:
     """Sums, rounded."""
 
     dtype: Any
-    pieces = 1
+    pieces: ClassVar[int] = 1
 
     def results(self, x: Any, outputs: int) -> tuple[Any, ...]:
         return (_like((len(x), outputs), self.dtype),)
@@ -95,11 +100,12 @@ class Sum(NamedTuple):
                 store(spots.is_row(row), out, where, one, self.dtype)
 
 
-class Gate(NamedTuple):
+@dataclass(frozen=True)
+class Gate:
     """silu(gates) * ups, of 64 outputs each: a thread has both at the same place."""
 
     dtype: Any
-    pieces = 2
+    pieces: ClassVar[int] = 2
 
     def results(self, x: Any, outputs: int) -> tuple[Any, ...]:
         return (_like((len(x), outputs // 2), self.dtype),)
@@ -123,14 +129,15 @@ class Gate(NamedTuple):
                 store(spots.is_row(row), out, where, arith.mulf(_silu(gate), up), self.dtype)
 
 
-class Add(NamedTuple):
+@dataclass(frozen=True)
+class Add:
     """x and sums, rounded; that times the weight of a norm, and squares of it, of which that lacks a factor of each
     row (`row_factors`). Given: x, the weight."""
 
     dtype: Any
     weight_dtype: Any
     offset: float
-    pieces = 1
+    pieces: ClassVar[int] = 1
 
     def results(self, x: Any, outputs: int) -> tuple[Any, ...]:
         both = (_like((len(x), outputs), self.dtype),) * 2
@@ -212,7 +219,7 @@ def finish(
         }
         if sources.num_groups > 1:
             sources.exchange(parts, pairs)
-        with utils.when(sources.is_own()) if sources.num_groups > 1 else nullcontext():  # type: ignore[no-untyped-call]
+        with utils.when(sources.is_own()) if sources.num_groups > 1 else nullcontext():
             if sources.num_groups > 1:
                 pairs = sources.added(parts, pairs)
             for factors in of_rows:
