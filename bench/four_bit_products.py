@@ -3,7 +3,7 @@
     python bench/four_bit_products.py [--rows 1,8,16,32,64] [--group 128] [--forms hopper,kernel,XLA]
     python bench/four_bit_products.py --sweep 28672x4096 --rows 1 [--seconds 40]
 
-`hopper`: quire/ops/gpu/four_bit_rows.py, on GPUs that it is for. `kernel`: quire/ops/gpu/four_bit_product.py, for other
+`hopper`: quire/ops/gpu/few_rows.py, on GPUs that it is for. `kernel`: quire/ops/gpu/four_bit_product.py, for other
 GPUs. `XLA`: codes are widened inside its product. Bytes are those of codes, scales and zero points, each read once.
 `--sweep`: `kernel` of one shape with every kind of blocks, the fastest last.
 """

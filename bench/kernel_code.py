@@ -1,11 +1,13 @@
 """Code of kernels in Mosaic, compiled for an H200 where there is no GPU: registers, spills and instructions.
 
     pip install 'jax[cuda13]'
-    python bench/kernel_code.py four_bits [--rows 8] [--shape 28672x4096] [--group 128] [--keep FOLDER]
-    python bench/kernel_code.py codes [--rows 64] [--shape 4096x4096]
+    python bench/kernel_code.py four_bits [--rows 8] [--shape 28672x4096] [--group 128] [--form gated] [--keep FOLDER]
+    python bench/kernel_code.py e4m3 [--rows 8] [--shape 4096x14336] [--form added]       (or int8)
+    python bench/kernel_code.py codes [--rows 64] [--shape 4096x4096]                    (or gated or scaled)
 
 It shows that a kernel is compiled, that its registers suffice, and how many instructions a change saves; not whether
-its numbers are right, nor how long it takes. The compiler, ptxas, is that of CUDA's packages. `--keep` keeps the PTX.
+its numbers are right, nor how long it takes. `--form`: what follows a product of few rows. The compiler, ptxas, is that
+of CUDA's packages. `--keep` keeps the PTX.
 """
 
 import argparse
@@ -15,8 +17,9 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # of libraries that only a GPU needs
 
@@ -27,9 +30,10 @@ from jax.sharding import SingleDeviceSharding
 
 from quire.ops.coded import Coded
 from quire.ops.four_bits import FourBits
+from quire.ops.gpu import few_rows
 from quire.ops.gpu.code_product import BLOCK, code_product
 from quire.ops.gpu.gated_codes import gated_codes
-from quire.ops.gpu.hopper_products import has_blocks, multiply_codes, multiply_four_bits
+from quire.ops.gpu.hopper_products import has_blocks, multiply_codes
 
 # The facts about a device that the compiler asks for.
 H200 = """
@@ -49,28 +53,60 @@ INSTRUCTION = re.compile(r"^\s*(?:@!?%p\d+\s+)?([a-z]\w*(?:\.[a-z]\w*)?)[\w.:]*\
 MOST_NAMES = 16
 
 
-def four_bits(rows: int, outputs: int, inputs: int, group: int) -> tuple[Callable[..., Any], Any]:
-    groups = jax.ShapeDtypeStruct((outputs, inputs // group), jnp.bfloat16)
-    weight = FourBits.of(
-        Coded(
-            codes=jax.ShapeDtypeStruct((outputs, inputs // 2), jnp.uint8), scales=groups, zeros=None, index=None,
-            input_scale=None, input_zero=None, shape=(outputs, inputs), num_contracted=1, is_of_experts=False, bits=4,
-            group=group,
-        )
+class Case(NamedTuple):
+    rows: int
+    outputs: int
+    inputs: int
+    group: int
+    form: str  # of few rows
+
+
+def four_bits(case: Case) -> tuple[Callable[..., Any], Any]:
+    outputs, inputs, group = case.outputs, case.inputs, case.group
+    codes, scales = ((outputs, inputs // 2), "uint8"), ((outputs, inputs // group), "bfloat16")
+    return few_rows_of(case, FourBits.of(matrix(codes, scales, (outputs, inputs), 4, group)))
+
+
+def eight_bits(code_dtype: str, case: Case) -> tuple[Callable[..., Any], Any]:
+    shape = case.outputs, case.inputs
+    return few_rows_of(case, matrix((shape, code_dtype), ((case.outputs, 1), "float32"), shape, 8, case.inputs))
+
+
+def matrix(codes: Any, scales: Any, shape: tuple[int, int], bits: int, group: int) -> Coded:
+    return Coded(
+        codes=jax.ShapeDtypeStruct(*codes), scales=jax.ShapeDtypeStruct(*scales), zeros=None, index=None,
+        input_scale=None, input_zero=None, shape=shape, num_contracted=1, is_of_experts=False, bits=bits, group=group,
     )  # fmt: skip
-    x = jax.ShapeDtypeStruct((rows, inputs), jnp.bfloat16)
-    return lambda x, weight: None if weight is None else multiply_four_bits(x, weight, x.dtype), (x, weight)
 
 
-def codes(rows: int, outputs: int, inputs: int, _: int) -> tuple[Callable[..., Any], Any]:
-    given = [jax.ShapeDtypeStruct((count, inputs), jnp.float8_e4m3fn) for count in (rows, outputs)]
-    has_kernel = has_blocks(rows, given[1], 1)
+def few_rows_of(case: Case, weight: Any) -> tuple[Callable[..., Any], Any]:
+    """All but sums of a product that adds have a factor of each row."""
+    rows, outputs, inputs, form = case.rows, case.outputs, case.inputs, case.form
+    shapes = (rows, inputs), (rows, outputs), (outputs,)
+    x, residual, norm = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
+    squares = jax.ShapeDtypeStruct((inputs // 16, rows), jnp.float32)
+    is_for = weight is not None and few_rows.fits(rows, x.dtype, weight, is_gated=form == "gated")
+
+    def run(x: Any, weight: Any, squares: Any, residual: Any, norm: Any) -> Any:
+        factor = few_rows.RowFactor(squares, 1e-5)
+        if not is_for:
+            return None
+        if form == "added":
+            return few_rows.added(x, weight, residual, norm, 0.0)
+        return few_rows.gated(x, weight, factor) if form == "gated" else few_rows.sums(x, weight, x.dtype, factor)
+
+    return run, (x, weight, squares, residual, norm)
+
+
+def codes(case: Case) -> tuple[Callable[..., Any], Any]:
+    given = [jax.ShapeDtypeStruct((count, case.inputs), jnp.float8_e4m3fn) for count in (case.rows, case.outputs)]
+    has_kernel = has_blocks(case.rows, given[1], 1)
     return lambda rows, matrix: multiply_codes(rows, matrix, jnp.bfloat16) if has_kernel else None, given
 
 
-def gated(rows: int, outputs: int, inputs: int, _: int) -> tuple[Callable[..., Any], Any]:
-    given = [jax.ShapeDtypeStruct((count, inputs), jnp.float8_e4m3fn) for count in (rows, outputs)]
-    scales = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, 1), (outputs,))]
+def gated(case: Case) -> tuple[Callable[..., Any], Any]:
+    given = [jax.ShapeDtypeStruct((count, case.inputs), jnp.float8_e4m3fn) for count in (case.rows, case.outputs)]
+    scales = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((case.rows, 1), (case.outputs,))]
     return (
         lambda rows, matrix, row_scales, column_scales: gated_codes(
             rows, row_scales, matrix, column_scales, jnp.bfloat16
@@ -79,13 +115,20 @@ def gated(rows: int, outputs: int, inputs: int, _: int) -> tuple[Callable[..., A
     )
 
 
-def scaled(rows: int, outputs: int, inputs: int, _: int) -> tuple[Callable[..., Any], Any]:
-    given = [jax.ShapeDtypeStruct((count, inputs), jnp.float8_e4m3fn) for count in (rows, outputs)]
-    scales = jax.ShapeDtypeStruct((inputs // BLOCK, rows), jnp.float32)
+def scaled(case: Case) -> tuple[Callable[..., Any], Any]:
+    given = [jax.ShapeDtypeStruct((count, case.inputs), jnp.float8_e4m3fn) for count in (case.rows, case.outputs)]
+    scales = jax.ShapeDtypeStruct((case.inputs // BLOCK, case.rows), jnp.float32)
     return lambda rows, matrix, scales: code_product(rows, matrix, jnp.bfloat16, scales), (*given, scales)
 
 
-KERNELS = {"four_bits": four_bits, "codes": codes, "gated": gated, "scaled": scaled}
+KERNELS: dict[str, Callable[[Case], tuple[Callable[..., Any], Any]]] = {
+    "four_bits": four_bits,
+    "e4m3": partial(eight_bits, "float8_e4m3fn"),
+    "int8": partial(eight_bits, "int8"),
+    "codes": codes,
+    "gated": gated,
+    "scaled": scaled,
+}
 
 
 def compile_for_h200(function: Callable[..., Any], like: Any) -> None:
@@ -101,13 +144,15 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--shape", default="4096x4096")
     parser.add_argument("--group", type=int, default=128)
+    parser.add_argument("--form", choices=("sums", "gated", "added"), default="sums")
     parser.add_argument("--keep", type=Path)
     options = parser.parse_args()
     with nullcontext(options.keep) if options.keep else tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         os.environ["MOSAIC_GPU_DUMP_TO"] = str(place)
-        compile_for_h200(*KERNELS[options.kernel](options.rows, *map(int, options.shape.split("x")), options.group))
+        outputs, inputs = map(int, options.shape.split("x"))
+        compile_for_h200(*KERNELS[options.kernel](Case(options.rows, outputs, inputs, options.group, options.form)))
         texts = sorted(place.glob("*.ptx"))
         if not texts:
             parser.error(f"no kernel of Mosaic is for {options.rows} rows of {options.shape}")

@@ -1,42 +1,35 @@
-"""Sums of groups of threads that share the inputs of some outputs, added and put into memory; see `four_bit_rows`.
+"""Sums of groups of threads that share the inputs of some outputs, added up; see `few_row_kernel`.
 
 They are groups of one program, or of the programs of a cluster, which write into each other's shared memory. Each adds
-the sums of some outputs: those that are a half of a warp's tile, eight for each 64 outputs, one after the other. Their
-order is that of the programs, and of the groups of each.
+the sums of some warps, all of theirs: of sixteen outputs for each 64. Their order is that of the programs, and of the
+groups of each.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 from jax.experimental.mosaic.gpu import utils
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, vector
+from jaxlib.mlir.dialects import arith, llvm
 
 from quire.ops.gpu.code_fragments import (
-    BY_PRODUCT,
     WIDE,
     Thread,
     address,
     assembly,
     i32,
     in_registers,
-    is_less,
     nothing,
     number,
     several,
-    store_where,
     times,
     total,
 )
-from quire.ops.gpu.code_stores import place_in_memory
-from quire.ops.gpu.row_fragments import by_place
 
-HALVES = 8  # of tiles, for each 64 outputs
+WARPS = 4
 PAIRS_BYTES = 32 * 8  # two sums of each thread of a warp
 
-Pairs = dict[tuple[int, int, int], list[Any]]  # a thread's sums, by 64 outputs, by eight rows and by half of a tile
+# A thread's sums, by 64 outputs, by eight rows and by half of a tile: those of two rows.
+Pairs = dict[tuple[int, int, int], list[Any]]
 
 
 def _begin_cluster(_: Any) -> None:
@@ -61,13 +54,13 @@ class Sources(NamedTuple):
 
     @property
     def each(self) -> int:
-        """Halves of tiles that a group adds."""
-        return HALVES * (self.outputs // WIDE) // self.num_groups
+        """Warps whose sums a group adds, if it is one of the first `WARPS`."""
+        return max(1, WARPS // self.num_groups)
 
     @property
-    def half_bytes(self) -> int:
-        """Sums of a half of a tile, of a warp."""
-        return self.eights * PAIRS_BYTES
+    def warp_bytes(self) -> int:
+        """Sums of a warp."""
+        return self.outputs // WIDE * 2 * self.eights * PAIRS_BYTES
 
     def group(self) -> Any:
         return arith.divui(utils.thread_idx(), number(128))
@@ -79,76 +72,42 @@ class Sources(NamedTuple):
         program = assembly(i32(), [], "mov.u32 $0, %cluster_ctarank;", "=r", is_pure=True)
         return total(times(program, self.groups), self.group())
 
-    def owner(self, tall: int, half: int) -> tuple[Any, Any]:
-        """The group that adds a half of a thread's tile, and which of its halves that is."""
-        index = total(times(Thread.own().warp, 2), tall * HALVES + half)
-        return arith.divui(index, number(self.each)), arith.remui(index, number(self.each))
+    def owner(self) -> Any:
+        """The group that adds the sums of this warp, and of the same warp of other groups."""
+        return arith.divui(Thread.own().warp, number(self.each))
 
-    def place(self, owner_group: Any, source: Any, which: Any) -> Any:
-        """The bytes before what a source has of a half, in the memory of the program whose group adds it."""
+    def is_own(self) -> Any:
+        return arith.cmpi(arith.CmpIPredicate.eq, self.owner(), self.rank())
+
+    def place(self, owner_group: Any, source: Any) -> Any:
+        """The bytes before what a source has of this warp, in the memory of the program whose group adds it."""
         of_source = total(times(owner_group, self.num_groups), source)
-        return total(times(of_source, self.each * self.half_bytes), times(which, self.half_bytes))
+        which = arith.remui(Thread.own().warp, number(self.each))
+        return times(total(times(of_source, self.each), which), self.warp_bytes)
 
-    def exchange(self, parts: Any, pairs: Pairs) -> Pairs:
-        """Sums of all groups, where a half of a tile is this group's; else what others have no use for."""
-        lane, kind = total(address(parts), times(Thread.own().lane, 8)), ir.F32Type.get()
-        rank, own_group = self.rank(), self.group()
+    def exchange(self, parts: Any, pairs: Pairs) -> None:
+        """Sums of all groups go to those that add them."""
+        lane = total(address(parts), times(Thread.own().lane, 8))
+        program, group = arith.divui(self.owner(), number(self.groups)), arith.remui(self.owner(), number(self.groups))
+        base = total(lane, self.place(group, self.rank()))
         assembly(nothing(), [], "barrier.cluster.wait.acquire.aligned;", "")
-        for (tall, eight, half), two in pairs.items():
-            owner, which = self.owner(tall, half)
-            program, group = arith.divui(owner, number(self.groups)), arith.remui(owner, number(self.groups))
-            where = total(lane, self.place(group, rank, which), eight * PAIRS_BYTES)
-            there = assembly(i32(), [where, program], "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r", is_pure=True)
+        base = assembly(i32(), [base, program], "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r", is_pure=True)
+        for index, two in enumerate(pairs.values()):
+            there = total(base, index * PAIRS_BYTES)
             assembly(nothing(), [there, *two], "st.shared::cluster.v2.f32 [$0], {$1, $2};", "r,f,f")
         assembly(nothing(), [], "barrier.cluster.arrive.release.aligned;", "")
         assembly(nothing(), [], "barrier.cluster.wait.acquire.aligned;", "")
+
+    def added(self, parts: Any, pairs: Pairs) -> Pairs:
+        """Sums of all groups, where this one adds them."""
+        kind, lane = ir.F32Type.get(), total(address(parts), times(Thread.own().lane, 8))
+        bases = [total(lane, self.place(self.group(), number(source))) for source in range(self.num_groups)]
         found: Pairs = {}
-        for tall, eight, half in pairs:
-            _, which = self.owner(tall, half)
-            for source in range(self.num_groups):
-                where = total(lane, self.place(own_group, number(source), which), eight * PAIRS_BYTES)
+        for index, place in enumerate(pairs):
+            for base in bases:
+                where = total(base, index * PAIRS_BYTES)
                 two = assembly(several(kind, 2), [where], "ld.shared.v2.f32 {$0, $1}, [$2];", "=f,=f,r")
-                added = [llvm.extractvalue(kind, two, [which_row]) for which_row in range(2)]
-                before = found.get((tall, eight, half))
-                found[tall, eight, half] = (
-                    added if before is None else [arith.addf(a, b) for a, b in zip(before, added, strict=True)]
-                )
+                one = [llvm.extractvalue(kind, two, [which]) for which in range(2)]
+                before = found.get(place)
+                found[place] = one if before is None else [arith.addf(a, b) for a, b in zip(before, one, strict=True)]
         return found
-
-
-def store(
-    outputs: int, splits: int, groups: int, shape: tuple[int, int], dtype: Any
-) -> Callable[[Any, Any, Any], None]:
-    """Sums [outputs, tokens] of each of `groups` of each of `splits` programs to some of the outputs of an array
-    [tokens, all outputs]. It may end within eight tokens. `parts` is shared memory for the sums of all groups of a
-    program."""
-    tokens, stride = shape
-    sources = Sources(outputs, -(-tokens // 8), splits, groups)
-
-    def put(_: Any, sums: Any, parts: Any, out: Any) -> None:
-        own = Thread.own()
-        pairs: Pairs = {
-            place: [vector.extract(sums.registers[at], [], [which]) for which in range(2)]
-            for place, at in by_place(sums.registers).items()
-        }
-        if sources.num_groups > 1:
-            pairs = sources.exchange(parts, pairs)
-        for (tall, eight, half), two in pairs.items():
-            output = total(times(own.warp, 16), own.octet, tall * WIDE + half * 8)
-            is_own = arith.cmpi(arith.CmpIPredicate.eq, sources.owner(tall, half)[0], sources.rank())
-            for which, one in enumerate(two):
-                row = total(times(own.quad, 2), eight * 8 + which)
-                is_there = is_own if tokens % 8 == 0 else arith.andi(is_own, is_less(row, tokens))
-                where = place_in_memory(out, total(times(row, stride), output), jnp.dtype(dtype).itemsize)
-                _store_where(is_there, where, one, dtype)
-
-    return in_registers((BY_PRODUCT, plgpu.RefType(), plgpu.RefType()), None, put)
-
-
-def _store_where(condition: Any, where: Any, value: Any, dtype: Any) -> None:
-    if dtype == jnp.float32:
-        store_where(condition, "st.global.f32 [$1], $2;", where, [value], "l,f")
-        return
-    text = f"cvt.rn.{'bf16' if dtype == jnp.bfloat16 else 'f16'}.f32 $0, $1;"
-    bits = assembly(ir.IntegerType.get_signless(16), [value], text, "=h,f", is_pure=True)
-    store_where(condition, "st.global.b16 [$1], $2;", where, [bits], "l,h")

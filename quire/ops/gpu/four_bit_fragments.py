@@ -5,7 +5,7 @@ places. Sums are in units of what a widened code is: see `Units`. Up to `MOST_BY
 itself; of more, all threads of a group read the same ones.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -38,9 +38,9 @@ from quire.ops.gpu.code_fragments import (
     times,
     total,
 )
+from quire.ops.gpu.few_row_blocks import MOST_BY_WARP
 from quire.ops.gpu.row_fragments import COLUMNS, INPUTS, SHORT, Sums, adds_to_sums, by_place, multiply, twice, zero
 
-MOST_BY_WARP = 16
 CHAINS = 2
 WORD_BYTES = 4
 
@@ -80,13 +80,14 @@ fma.rn.TYPEx2 $0, zeros, less, rest;
 
 
 class FourBitSteps(NamedTuple):
-    """A block in shared memory: elements [tiles, num_steps * TILE, run], factors [groups, outputs] and rows [tokens,
-    width]."""
+    """The `Steps` of such codes. A block in shared memory: elements [tiles, num_steps * TILE, run], factors [groups,
+    outputs] and rows [tokens, width]. Tiles and outputs are those of all pieces, one after the other."""
 
     run: int
     group: int
     num_steps: int
     outputs: int
+    pieces: int
     dtype: Any  # of rows
     scale_dtype: Any
 
@@ -106,6 +107,37 @@ class FourBitSteps(NamedTuple):
     @property
     def of_codes(self) -> tuple[Any, Any]:
         return plgpu.TilingTransform((8, self.run)), plgpu.SwizzleTransform(2 * self.run)
+
+    def in_shared(self, places: int) -> list[Any]:
+        each = self.outputs // self.pieces
+        elements = places, self.pieces, each // TILE, self.num_steps * TILE, self.run
+        return [
+            plgpu.SMEM(elements, jnp.int16, transforms=self.of_codes),
+            plgpu.SMEM((places, self.groups, self.pieces, each), jnp.int32),
+        ]
+
+    def slices(self, arrays: Sequence[Any], start: Any, at: Any) -> list[Any]:
+        """Of elements [pieces, tiles, steps * TILE, run] and factors [groups, pieces, outputs]."""
+        codes, factors = arrays
+        each = self.outputs // self.pieces
+        tiles, groups = pl.ds(lax.div(start, TILE), each // TILE), pl.ds(lax.div(at, self.group), self.groups)
+        elements = pl.ds(lax.div(at, self.size) * TILE, self.num_steps * TILE)
+        return [codes.at[:, tiles, elements], factors.at[groups, :, pl.ds(start, each)]]
+
+    def add(self, arrays: Sequence[Any], rows: Any, sums: jax.Array) -> jax.Array:
+        codes, factors = arrays
+        tokens = sums.shape[1]
+        if tokens > MOST_BY_WARP:
+            return _add_by_group(self, (codes, factors, rows), sums)
+        added: jax.Array = _add_by_warp(self, tokens)(codes, factors, rows, sums)
+        return added
+
+    def scales(self, arrays: Sequence[Any], start: Any) -> None:
+        """Sums have them."""
+
+    @property
+    def unit(self) -> float:
+        return self.units.inverse
 
     @property
     def units(self) -> Units:
@@ -162,15 +194,6 @@ class FourBitSteps(NamedTuple):
             return llvm.bitcast(kind, arith.andi(factor, number(-(1 << 16))))
         text = "{ .reg .b16 low, high; mov.b32 {low, high}, $1; cvt.f32.f16 $0, high; }"
         return assembly(kind, [factor], text, "=f,r", is_pure=True)
-
-
-def add_block(steps: FourBitSteps, codes: Any, factors: Any, rows: Any, sums: jax.Array) -> jax.Array:
-    """Sums [outputs, tokens] in units, and the products of a block."""
-    tokens = sums.shape[1]
-    if tokens > MOST_BY_WARP:
-        return _add_by_group(steps, (codes, factors, rows), sums)
-    added: jax.Array = _add_by_warp(steps, tokens)(codes, factors, rows, sums)
-    return added
 
 
 def _widened(steps: FourBitSteps, at: int) -> Callable[[Any, Any], Any]:

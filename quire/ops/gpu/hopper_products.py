@@ -51,10 +51,9 @@ def multiply_four_bits(x: jax.Array, weight: FourBits, dtype: Any) -> jax.Array 
     """`FourBitProduct`."""
     if not HAS_MOSAIC or x.dtype.itemsize != 2:
         return None
-    from quire.ops.gpu import four_bit_rows
+    from quire.ops.gpu import few_rows
 
-    blocks = four_bit_rows.blocks_of(len(x), weight.factors.shape[1], x.shape[1], weight.group, weight.run)
-    return None if blocks is None else four_bit_rows.four_bit_rows(x, weight, blocks, dtype)
+    return few_rows.sums(x, weight, dtype) if few_rows.fits(len(x), x.dtype, weight) else None
 
 
 def gated_product(activation: Activation, x: Rows, gate_up: Any, down: Any) -> Rows | None:

@@ -83,13 +83,14 @@ def adds_to_sums(given: tuple[Any, ...], outputs: int, tokens: int, body: Callab
         layout = BY_PRODUCT.to_mgpu()
         registers = empty(layout, (outputs, tokens))
         for place, at in places.items():
-            registers[at] = _pair(sums[(*place, 0)], sums[(*place, 1)])
+            registers[at] = pair(sums[(*place, 0)], sums[(*place, 1)])
         return fragments(registers, layout)
 
     result = plgpu.ShapeDtypeStruct((outputs, tokens), jnp.float32, BY_PRODUCT)
     return in_registers((*given, plgpu.RefType(OF_HALVES), BY_PRODUCT), result, add)
 
 
-def _pair(first: Any, second: Any) -> Any:
-    pair = llvm.mlir_undef(ir.VectorType.get((2,), ir.F32Type.get()))
-    return llvm.insertelement(llvm.insertelement(pair, first, number(0)), second, number(1))
+def pair(first: Any, second: Any) -> Any:
+    """Two float32 as the device has neighbours of a row."""
+    both = llvm.mlir_undef(ir.VectorType.get((2,), ir.F32Type.get()))
+    return llvm.insertelement(llvm.insertelement(both, first, number(0)), second, number(1))
