@@ -23,7 +23,7 @@ from quire.executor.compute_capability import compute_capability
 from quire.ops.coded import Coded
 from quire.ops.four_bits import FourBits
 from quire.ops.gpu.four_bit_product import FourBitBlocks, four_bit_product
-from quire.ops.gpu.hopper_products import multiply_four_bits
+from quire.ops.gpu.hopper_products import few_row_sums, meets_few_rows
 from quire.ops.gpu.kernels import HOPPER
 from quire.ops.gpu.tiles import least_dot
 
@@ -51,9 +51,8 @@ def all_products(form: Any, x: jax.Array, weights: list[FourBits]) -> list[jax.A
 
 
 def on_hopper(x: jax.Array, weight: FourBits) -> jax.Array:
-    out = multiply_four_bits(x, weight, x.dtype)
-    assert out is not None, f"the kernel is not for {len(x)} rows"
-    return out
+    assert meets_few_rows(len(x), x.dtype, weight), f"the kernel is not for {len(x)} rows"
+    return few_row_sums(x, weight, x.dtype)
 
 
 def by_xla(x: jax.Array, weight: FourBits) -> jax.Array:

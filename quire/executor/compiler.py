@@ -14,7 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from quire.executor.compiler_options import FEW_ROWS, OF_THE_LIBRARY, UNTUNED, Options, cpu_options, timings_in
+from quire.executor.compiler_options import (
+    FEW_ROWS,
+    OF_THE_LIBRARY,
+    Options,
+    cpu_options,
+    is_untuned,
+    timings_in,
+    untuned,
+)
 from quire.executor.compute_capability import compute_capability
 from quire.executor.draft import Draft, guess_by_draft, num_packed
 from quire.executor.fused_steps import FUSED_KINDS, fused_shape, fused_step
@@ -298,7 +306,7 @@ class Compiler:
         if jax.default_backend() != "gpu" or self.times_few(shape.tokens):
             return {}
         if not shape.decodes_only or not self.times_decodes(shape.tokens):
-            return UNTUNED
+            return untuned(shape.tokens)
         return OF_THE_LIBRARY if shape.tokens > FEW_ROWS else {}
 
     def _compile_draft(self, size: int) -> Any:
@@ -323,10 +331,10 @@ class Compiler:
         options: Options | None = None,
     ) -> Any:
         where = {"out_shardings": places} if self._mesh is not None else {}
-        with self._untuned if options is UNTUNED else nullcontext(), self._tracing:
+        with self._untuned if is_untuned(options) else nullcontext(), self._tracing:
             lowered = jax.jit(function, donate_argnums=donated, **where).lower(*inputs)
         usual = cpu_options() if jax.default_backend() == "cpu" else {}
-        timed = {} if self.timings is None or options is UNTUNED else timings_in(self.timings)
+        timed = {} if self.timings is None or is_untuned(options) else timings_in(self.timings)
         return lowered.compile({**usual, **timed, **(options or {})})
 
 

@@ -15,6 +15,10 @@ Options = dict[str, Any]
 
 # For large products the library's own choice is as good as a search, and is there at once.
 UNTUNED: Options = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+# In steps of so many tokens a kernel takes longer than the host takes to launch it, so that the GPU begins with the
+# first. A graph would have to be brought up to date as a whole before, which takes milliseconds.
+MANY_TOKENS = 4096
+WITHOUT_GRAPHS: Options = {**UNTUNED, "xla_gpu_graph_min_graph_size": 1 << 30}
 # Decodes of few rows gain from products that XLA writes itself; for more rows the library's are faster, although XLA,
 # which times each alone, may choose its own.
 FEW_ROWS = coded.FEW_ROWS
@@ -22,6 +26,15 @@ OF_THE_LIBRARY: Options = {"xla_gpu_enable_triton_gemm": False}
 # On a CPU XLA hands large reductions to a library that sums in another order than XLA does, so that a row's sums would
 # depend on how many rows are beside it. This keeps all of them with XLA. The option is experimental.
 OWN_REDUCTIONS: Options = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
+
+
+def untuned(num_tokens: int) -> Options:
+    """Those of a step of so many tokens."""
+    return UNTUNED if num_tokens < MANY_TOKENS else WITHOUT_GRAPHS
+
+
+def is_untuned(options: Options | None) -> bool:
+    return options is UNTUNED or options is WITHOUT_GRAPHS
 
 
 @cache

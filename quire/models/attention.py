@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from quire.models.context import PlatformOps
 from quire.models.norm import HeadNorms, HeadsRMSNorm
 from quire.models.params import Param, ParamTree, params_of
-from quire.models.projection import code_dtype, copy_keys, project_sums
+from quire.models.projection import code_dtype, copy_keys, pending_product, project_sums
 from quire.models.rope import Rope
 from quire.models.temperature import QueryScale, QueryTemperature
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import Heads
 from quire.ops.rotation import Rotation
-from quire.ops.rounded_rows import Rows, Sums, scaled, values
+from quire.ops.rounded_rows import BlockOutput, Rows, scaled, values
 from quire.sharding import key_copies
 
 
@@ -51,7 +51,7 @@ class Attention:
 
     def __call__(
         self, weights: ParamTree, x: Rows, rotation: Rotation | QueryScale | None, state: Any, ops: PlatformOps
-    ) -> tuple[Sums, Any]:
+    ) -> tuple[BlockOutput, Any]:
         qkv = project_sums("td,kghd->tkgh", x, weights["qkv"], weights.get("qkv_bias"), ops.rounding)
         gates = None
         if self.is_gated:
@@ -72,7 +72,7 @@ class Attention:
         if gates is not None:
             wide = values(out).reshape(gates.shape).astype(jnp.float32)
             out = (wide * jax.nn.sigmoid(gates.astype(jnp.float32))).astype(out.dtype)
-        return project_sums("tkgh,dkgh->td", out, weights["out"], weights.get("out_bias"), ops.rounding), state
+        return pending_product("tkgh,dkgh->td", out, weights["out"], weights.get("out_bias"), ops.rounding), state
 
     def for_devices(self, num_devices: int) -> "Attention":
         """The same attention; if there are fewer keys than devices, with copies of key and value heads, each for a part

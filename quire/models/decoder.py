@@ -13,11 +13,12 @@ from quire.models.context import PlatformOps, TokenContext
 from quire.models.feed_forward import FeedForward
 from quire.models.mixer import Mixer
 from quire.models.model import LayerSpec, States
-from quire.models.norm import Norm
+from quire.models.norm import Norm, RMSNorm
 from quire.models.params import Param, ParamTree, params_of
 from quire.models.projection import code_dtype, lookup, matmul
 from quire.models.rope import Rope
 from quire.models.temperature import QueryTemperature
+from quire.ops.few_rows import PendingProduct
 from quire.ops.rotation import Rotation
 from quire.ops.rounded_rows import BlockOutput, Rows, scaled, values
 from quire.ops.visit_sums import VisitSums
@@ -64,15 +65,19 @@ class DecoderLayer:
 
         Outputs are added to x one block later, so that a platform can fuse the sum with the norm that follows it.
         """
-        dtype = code_dtype(weights["attention"], len(x), ops.rounding)
-        x, normal = _normal_sum(self.before_attention, weights.get("before_attention"), x, out, ops, dtype)
+        own = weights["attention"]
+        dtype = code_dtype(own, len(x), ops.rounding)
+        norm = self.before_attention
+        x, normal = _normal_sum(norm, weights.get("before_attention"), x, out, ops, dtype, own.get("qkv"))
         out, state = self.attention(weights["attention"], normal, rotation, state, ops)
         if self.is_parallel:
             return x, scaled(out) + scaled(self.feed_forward(weights["feed_forward"], normal, ops)), state
         out = self._finished(out, self.after_attention, weights.get("after_attention"), ops)
 
-        dtype = code_dtype(weights["feed_forward"], len(x), ops.rounding)
-        x, normal = _normal_sum(self.before_feed_forward, weights.get("before_feed_forward"), x, out, ops, dtype)
+        own = weights["feed_forward"]
+        dtype = code_dtype(own, len(x), ops.rounding)
+        norm = self.before_feed_forward
+        x, normal = _normal_sum(norm, weights.get("before_feed_forward"), x, out, ops, dtype, own.get("gate_up"))
         out = self.feed_forward(weights["feed_forward"], normal, ops)
         return x, self._finished(out, self.after_feed_forward, weights.get("after_feed_forward"), ops), state
 
@@ -200,11 +205,17 @@ def _normal_sum(
     out: BlockOutput | None,
     ops: PlatformOps,
     code_dtype: Any | None = None,
+    reader: Any | None = None,
 ) -> tuple[jax.Array, Rows]:
-    """x + out, and its norm where there is one, rounded where its readers take codes."""
+    """x + out, and its norm where there is one, rounded where its readers take codes. `reader` is the weight that alone
+    reads the norm, if it is known."""
     if norm is None or weights is None:
         x = x if out is None else x + scaled(out)
         return x, x if code_dtype is None else ops.rounding.rows(x, code_dtype)
+    if isinstance(out, PendingProduct):
+        if isinstance(norm, RMSNorm) and code_dtype is None and out.kernels.fits(len(x), x.dtype, reader):
+            return norm.of_product(weights, x, out)
+        out = out.sums()
     if code_dtype is not None:
         addend = scaled(out) if isinstance(out, VisitSums) else out
         return norm.rounded_of_sum(weights, x, addend, ops.norms, ops.rounding, code_dtype)

@@ -17,6 +17,7 @@ from quire.models.projection import (
     code_dtype,
     joined_product,
     matmul,
+    pending_product,
     project,
     project_sums,
     split_mlp,
@@ -76,13 +77,13 @@ class GatedMLP:
     def params(self) -> ParamTree:
         return params_of(gate_up=self.gate_up, down=self.down, gate_up_bias=self.gate_up_bias, down_bias=self.down_bias)
 
-    def __call__(self, weights: ParamTree, x: Rows, ops: PlatformOps) -> Sums:
+    def __call__(self, weights: ParamTree, x: Rows, ops: PlatformOps) -> BlockOutput:
         gate_up, down, down_bias = weights["gate_up"], weights["down"], weights.get("down_bias")
         if self._gates_with_adapters(gate_up):
             active = gate_up.add_to(joined_product(x, gate_up), values(x), gated=True)
-            return project_sums("tm,dm->td", active, down, down_bias, ops.rounding)
+            return pending_product("tm,dm->td", active, down, down_bias, ops.rounding)
         if (rows := self._gated_by_product(x, gate_up, down, ops)) is not None:
-            return project_sums("tm,dm->td", rows, down, down_bias, ops.rounding)
+            return pending_product("tm,dm->td", rows, down, down_bias, ops.rounding)
         both = project_sums("td,pcmd->tpcm", x, gate_up, weights.get("gate_up_bias"), ops.rounding)
         base = down.weight if isinstance(down, AdaptedWeight) else down
         if isinstance(base, Packed) and self.activation is jax.nn.silu:
@@ -96,7 +97,7 @@ class GatedMLP:
             rows = gated(self.activation, scaled(both))
         else:
             rows = ops.rounding.gate(self.activation, both, dtype)
-        return project_sums("tm,dm->td", rows, down, down_bias, ops.rounding)
+        return pending_product("tm,dm->td", rows, down, down_bias, ops.rounding)
 
     def _gated_by_product(self, x: Rows, gate_up: Weight, down: Weight, ops: PlatformOps) -> Rows | None:
         """The rows of `down`, where the product with `gate_up` gates them itself."""

@@ -7,7 +7,7 @@ from quire.models.model import LayerSpec
 from quire.models.params import ParamTree
 from quire.models.rope import Rope
 from quire.models.temperature import QueryTemperature
-from quire.ops.rounded_rows import Rows, Sums
+from quire.ops.rounded_rows import BlockOutput, Rows
 
 
 class Mixer(Protocol):
@@ -21,7 +21,9 @@ class Mixer(Protocol):
 
     def params(self) -> ParamTree: ...
 
-    def __call__(self, weights: ParamTree, x: Rows, rotation: Any, state: Any, ops: PlatformOps) -> tuple[Sums, Any]:
+    def __call__(
+        self, weights: ParamTree, x: Rows, rotation: Any, state: Any, ops: PlatformOps
+    ) -> tuple[BlockOutput, Any]:
         """Its output [t, d] for x [t, d], and its state after these tokens. `rotation` is that of its rope."""
 
     def for_devices(self, num_devices: int) -> Self:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.models.params import Array, Param, ParamTree, Tensor
+from quire.ops.few_rows import NormalRows, PendingProduct
 from quire.ops.heads import HeadNorm
 from quire.ops.norms import Norms
 from quire.ops.rounded_rows import BlockOutput, RoundedRows, RoundingOps, Sums, plain_sum, scaled
@@ -48,6 +49,10 @@ class RMSNorm:
         if isinstance(out, VisitSums) and norms.add_visits_rms is not None:
             return norms.add_visits_rms(x, out, weights["weight"], self.eps, self.offset)
         return norms.add_rms(x, scaled(out), weights["weight"], self.eps, self.offset)
+
+    def of_product(self, weights: ParamTree, x: jax.Array, out: PendingProduct) -> tuple[jax.Array, NormalRows]:
+        """x + out, and its norm, whose rows their reader finishes."""
+        return out.added_to(x, weights["weight"], self.eps, self.offset)
 
     def rounded_of_sum(
         self, weights: ParamTree, x: jax.Array, out: Sums | None, norms: Norms, rounding: RoundingOps, code_dtype: Any

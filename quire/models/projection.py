@@ -17,11 +17,11 @@ from quire.models.params import Array, Param, Tensor
 from quire.ops.adapters import AdaptedWeight, JoinedStack
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.coded import Coded, Parts
-from quire.ops.four_bits import FourBits
+from quire.ops.few_rows import FewRowsIn, NormalRows, PendingProduct
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import QuantizedWeight, product, rows_of, shape_of
 from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
-from quire.ops.rounded_rows import BlockRows, RoundedRows, RoundingOps, Rows, Sums, values
+from quire.ops.rounded_rows import BlockOutput, BlockRows, RoundedRows, RoundingOps, Rows, Sums, values
 
 BaseWeight = jax.Array | NativeWeight | QuantizedWeight | Parts
 Weight = BaseWeight | AdaptedWeight
@@ -44,29 +44,42 @@ def project_sums(equation: str, x: Rows, weight: Weight, bias: jax.Array | None,
     if dtype is not None and not (isinstance(x, RoundedRows | BlockRows) and x.codes.dtype == dtype):
         x = rounding.rows(values(x).reshape(len(x), -1), dtype)
     if dtype is None or not isinstance(weight, Coded):
-        few = _few_rows(equation, x, weight, bias, rounding)
+        few = _by_few_rows(equation, x, weight, bias, rounding)
         return project(equation, x, weight, bias) if few is None else few
     of_sums = x.dtype if bias is None else jnp.float32  # a bias is added before they are rounded
     sums = weight.sums(x, of_sums, rounding.product).reshape(*weight.shape[: _num_output_axes(equation)])
     return sums if bias is None else (sums.numbers() + bias.astype(jnp.float32)).astype(x.dtype)
 
 
-def _few_rows(
+def pending_product(
+    equation: str, x: Rows, weight: Weight, bias: jax.Array | None, rounding: RoundingOps
+) -> BlockOutput:
+    """Like `project_sums` to the width of the model, for a reader that may compute the product itself."""
+    few = rounding.few_rows
+    if few is None or bias is not None or not few.fits(len(x), x.dtype, weight):
+        return project_sums(equation, x, weight, bias, rounding)
+    return PendingProduct(_flat(x), weight, few)
+
+
+def _by_few_rows(
     equation: str, x: Rows, weight: Weight, bias: jax.Array | None, rounding: RoundingOps
 ) -> jax.Array | None:
-    """Like `project`, by the kernel for few rows and four bits, where there is one for them."""
+    """Like `project`, by the kernel for few rows, where there is one for these."""
     base = weight.weight if isinstance(weight, AdaptedWeight) else weight
-    if rounding.four_bits is None or not isinstance(base, FourBits):
+    few = rounding.few_rows
+    if few is None or not few.fits(len(x), x.dtype, base):
         return None
     is_all = bias is None and base is weight
-    rows = values(x).reshape(len(x), -1)
-    out = rounding.four_bits(rows, base, x.dtype if is_all else jnp.float32)
-    if out is None:
-        return None
+    rows = _flat(x)
+    out = few.sums(rows, base, x.dtype if is_all else jnp.float32)
     if isinstance(weight, AdaptedWeight):
-        out = weight.add_to(out, rows)
-    out = out.reshape(len(x), *base.shape[: _num_output_axes(equation)])
+        out = weight.add_to(out, values(rows))
+    out = out.reshape(len(x), *shape_of(base)[: _num_output_axes(equation)])
     return (out if bias is None else out + bias.astype(jnp.float32)).astype(x.dtype)
+
+
+def _flat(x: Rows) -> FewRowsIn:
+    return x if isinstance(x, NormalRows) else values(x).reshape(len(x), -1)
 
 
 def _num_output_axes(equation: str) -> int:

@@ -144,6 +144,14 @@ class Coded:
         has_kernel = kernel is not None and kernel.fits(num_rows, self.codes, self.num_contracted)
         return self.codes.dtype if num_rows > FEW_ROWS or has_kernel else None
 
+    def takes_rows_as_they_are(self, num_rows: int, kernel: CodeProduct | None) -> bool:
+        """True on a GPU if so many rows are multiplied with codes of eight bits as they are, and the sums with a scale
+        of each output: nothing else is to be done."""
+        if not self.is_direct or (self.rounding is not None and not self._multiplies_codes):
+            return False
+        is_bound = self.rounding is not None and self.rounding.reach is not None
+        return not is_bound and num_rows <= FEW_ROWS and self.row_code_dtype(num_rows, kernel) is None
+
     def sums(self, x: Rows, dtype: Any, kernel: CodeProduct | None = None) -> ScaledSums:
         """[t, outputs] of rows x [t, inputs], whose numbers the caller rounds to `dtype`."""
         assert self.rounding is not None

@@ -168,7 +168,7 @@ def product(x: Rows, weight: QuantizedWeight, num_output_axes: int, dtype: Any =
     """float32 [t, outputs] of x [t, ...] with a weight whose first `num_output_axes` axes are outputs, flattened, for a
     caller that rounds it to `dtype`."""
     if isinstance(weight, Coded):
-        return weight.product(x if isinstance(x, RoundedRows | BlockRows) else x.reshape(len(x), -1), dtype)
+        return weight.product(x if isinstance(x, RoundedRows | BlockRows) else values(x).reshape(len(x), -1), dtype)
     if isinstance(weight, FourBits):
         return weight.product(values(x).reshape(len(x), -1))
     x, shape = values(x), shape_of(weight)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from quire.ops.few_rows import FewRows, NormalRows, PendingProduct
 from quire.ops.norms import rms_norm
 from quire.ops.visit_sums import VisitSums
 
@@ -83,17 +84,19 @@ class ScaledSums:
         return wide.reshape(self.sums.shape)
 
 
-Rows = jax.Array | RoundedRows | BlockRows
+Rows = jax.Array | RoundedRows | BlockRows | NormalRows
 Sums = jax.Array | ScaledSums
-BlockOutput = Sums | VisitSums
+BlockOutput = Sums | VisitSums | PendingProduct
 
 
 def values(rows: Rows) -> jax.Array:
-    return rows.values if isinstance(rows, RoundedRows | BlockRows) else rows
+    return rows.values if isinstance(rows, RoundedRows | BlockRows | NormalRows) else rows
 
 
 def scaled(sums: BlockOutput) -> jax.Array:
     """The numbers in the model's type."""
+    if isinstance(sums, PendingProduct):
+        return sums.sums()
     return sums if isinstance(sums, jax.Array) else sums.numbers().astype(sums.dtype)
 
 
@@ -174,14 +177,9 @@ class GatedProduct(Protocol):
         None where no kernel is for these."""
 
 
-class FourBitProduct(Protocol):
-    def __call__(self, x: jax.Array, weight: Any, dtype: Any, /) -> jax.Array | None:
-        """`dtype` [t, outputs] of rows x [t, inputs] and a `FourBits`; None where the kernel is not for them."""
-
-
 class RoundingOps(NamedTuple):
     """The operations of a platform that make rounded rows, and its products with codes. The last argument of the former
-    is the type of codes. `product` is for codes of e4m3; `four_bits` for few rows, which are not rounded."""
+    is the type of codes. `product` is for codes of e4m3; `few_rows` for rows that are not rounded."""
 
     rows: Callable[[jax.Array, Any], RoundedRows] = round_rows
     # (x, addend, weight, eps, offset, code_dtype)
@@ -190,7 +188,7 @@ class RoundingOps(NamedTuple):
     )
     gate: Callable[[Activation, Sums, Any], RoundedRows] = gate
     product: CodeProduct | None = None
-    four_bits: FourBitProduct | None = None
+    few_rows: FewRows | None = None
     gated_product: GatedProduct | None = None
 
 

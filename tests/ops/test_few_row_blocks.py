@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from quire.models.projection import project, project_sums
 from quire.ops.adapters import AdaptedWeight, AdapterStack, add_products
+from quire.ops.few_rows import FewRows, FewRowsIn
 from quire.ops.four_bits import PLACES, FourBits
 from quire.ops.rounded_rows import RoundingOps, scaled
 from tests.gpu.test_four_bit_product import coded, rows_of, turned
@@ -93,9 +94,15 @@ def test_a_model_takes_the_kernel_for_the_rows_that_it_is_for(has_adapters: bool
     """With biases, and with what adapters add, as without it. Other rows are multiplied as before."""
     base, asked = turned(coded(64, 512, 128, has_zeros=True)), []
 
-    def kernel(x: jax.Array, weight: FourBits, dtype: Any) -> jax.Array | None:
+    def product(x: FewRowsIn, weight: FourBits, dtype: Any) -> jax.Array:
+        assert isinstance(x, jax.Array)
         asked.append((x.shape, dtype))
-        return weight.widened_product(x).astype(dtype) if len(x) <= 4 else None
+        return weight.widened_product(x).astype(dtype)
+
+    def added(*_: Any) -> Any:
+        raise AssertionError("nothing is added here")
+
+    kernels = FewRows(lambda count, dtype, weight: count <= 4, product, added)
 
     bias = jnp.linspace(-1, 1, 64, dtype=jnp.bfloat16) if has_bias else None
     for count, dtype in ((3, "bfloat16"), (5, "float32")):  # no CPU has the other kernel for bfloat16
@@ -105,9 +112,9 @@ def test_a_model_takes_the_kernel_for_the_rows_that_it_is_for(has_adapters: bool
                     for n, s in enumerate(((1, 1, 4, 512), (1, 4, 64))))  # fmt: skip
             stack = AdapterStack(a, b, jnp.full(1, 4, jnp.int32), ((64, 0),))
             weight = AdaptedWeight(base, stack, jnp.ones(count, jnp.int32), add_products)
-        got = scaled(project_sums("td,md->tm", x, weight, bias, RoundingOps(four_bits=kernel)))
+        got = scaled(project_sums("td,md->tm", x, weight, bias, RoundingOps(few_rows=kernels)))
         plain = project("td,md->tm", x.astype(jnp.float32), weight, bias)
         assert got.dtype == dtype
         np.testing.assert_allclose(got.astype(jnp.float32), plain, rtol=0.02, atol=0.02 * float(jnp.abs(plain).max()))
     is_whole = not has_bias and not has_adapters
-    assert asked == [((3, 512), jnp.bfloat16 if is_whole else jnp.float32), ((5, 512), jnp.float32)]
+    assert asked == [((3, 512), jnp.bfloat16 if is_whole else jnp.float32)]

@@ -22,7 +22,7 @@ SPLITS = (1, 2, 4)  # programs of a cluster
 # Blocks of a group that are on their way, at least, and steps of each: the best first.
 DEPTHS = (4, 4), (2, 4), (4, 2), (2, 2), (2, 1), (1, 1)
 DEPTHS_OF_MANY = (4, 4), (4, 2), (2, 4), (2, 2), (2, 1), (1, 1)
-DEPTHS_OF_EIGHT_BITS = (4, 4), (4, 2), (4, 1), (2, 2), (2, 1), (1, 1)
+DEPTHS_OF_EIGHT_BITS = (4, 4), (2, 4), (3, 2), (4, 1), (2, 2), (2, 1), (1, 1)
 MOST_AHEAD = 8
 MOST_STEPS = 1.15  # that are computed, of those that there are: beyond the last, codes, factors and rows are zeros
 EIGHT_BIT_STEP = 128  # inputs

@@ -64,5 +64,5 @@ def with_fixed_order(kernels: Kernels) -> Kernels:
         norms=norms,
         decode_norms=norms,
         # More rows have XLA's products, whose order is another.
-        rounding=kernels.rounding._replace(product=None, four_bits=None, gated_product=None),
+        rounding=kernels.rounding._replace(product=None, few_rows=None, gated_product=None),
     )

@@ -12,10 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from quire.ops.coded import Coded
+from quire.ops.few_rows import FewRows, FewRowsIn, NormalRows
 from quire.ops.four_bits import FourBits
 from quire.ops.gpu.mosaic import HAS_CODE_PRODUCT, HAS_MOSAIC
 from quire.ops.rounded_rows import Activation, BlockRows, CodeProduct, RoundedRows, Rows
 
+CODE = jnp.float8_e4m3fn
 log = logging.getLogger(__name__)
 
 
@@ -42,27 +44,64 @@ def multiply_codes(rows: jax.Array, matrix: jax.Array, dtype: Any, scales: jax.A
 
 def has_blocks(num_rows: int, codes: jax.Array, num_contracted: int) -> bool:
     outputs, inputs = prod(codes.shape[:-num_contracted]), prod(codes.shape[-num_contracted:])
-    if codes.dtype != jnp.float8_e4m3fn or (module := _few_rows()) is None:
+    if codes.dtype != CODE or (module := _few_rows()) is None:
         return False
     return module.blocks_of(num_rows, outputs, inputs) is not None
 
 
-def multiply_four_bits(x: jax.Array, weight: FourBits, dtype: Any) -> jax.Array | None:
-    """`FourBitProduct`."""
-    if not HAS_MOSAIC or x.dtype.itemsize != 2:
-        return None
+def meets_few_rows(num_rows: int, dtype: Any, weight: Any) -> bool:
+    """True if there is a kernel for so few rows of this type, which stay as they are."""
+    if not HAS_MOSAIC or not isinstance(weight, FourBits | Coded):
+        return False
+    if isinstance(weight, Coded) and not weight.takes_rows_as_they_are(num_rows, CODE_PRODUCT):
+        return False
     from quire.ops.gpu import few_rows
 
-    return few_rows.sums(x, weight, dtype) if few_rows.fits(len(x), x.dtype, weight) else None
+    return few_rows.fits(num_rows, dtype, weight)
+
+
+def few_row_sums(rows: FewRowsIn, weight: Any, dtype: Any) -> jax.Array:
+    from quire.ops.gpu import few_rows
+
+    x, factor = _apart(rows)
+    return few_rows.sums(x, weight, dtype, factor)
+
+
+def few_rows_added(
+    rows: FewRowsIn, weight: Any, x: jax.Array, norm_weight: jax.Array, eps: float, offset: float
+) -> tuple[jax.Array, NormalRows]:
+    from quire.ops.gpu import few_rows
+
+    own, factor = _apart(rows)
+    total, unscaled, squares = few_rows.added(own, weight, x, norm_weight, offset, factor)
+    return total, NormalRows(unscaled, squares, eps)
+
+
+def _apart(rows: FewRowsIn) -> tuple[jax.Array, Any]:
+    from quire.ops.gpu.few_rows import RowFactor
+
+    return (rows.unscaled, RowFactor(rows.squares, rows.eps)) if isinstance(rows, NormalRows) else (rows, None)
 
 
 def gated_product(activation: Activation, x: Rows, gate_up: Any, down: Any) -> Rows | None:
-    """`GatedProduct` of rows in codes of e4m3."""
-    if not HAS_MOSAIC or activation is not jax.nn.silu or not (isinstance(gate_up, Coded) and isinstance(down, Coded)):
+    """`GatedProduct` of few rows as they are, or of more in codes of e4m3."""
+    if not HAS_MOSAIC or activation is not jax.nn.silu:
         return None
-    code = jnp.float8_e4m3fn
+    if isinstance(x, RoundedRows):
+        return _gated_codes(x, gate_up, down)
+    if isinstance(x, BlockRows) or not meets_few_rows(len(x), x.dtype, gate_up):
+        return None
+    from quire.ops.gpu import few_rows
+
+    own, factor = _apart(x)
+    return few_rows.gated(own, gate_up, factor) if few_rows.fits(len(x), x.dtype, gate_up, is_gated=True) else None
+
+
+def _gated_codes(x: RoundedRows, gate_up: Any, down: Any) -> BlockRows | None:
+    if not (isinstance(gate_up, Coded) and isinstance(down, Coded)):
+        return None
     dtypes = {one.row_code_dtype(len(x), CODE_PRODUCT) for one in (gate_up, down)}
-    if not isinstance(x, RoundedRows) or x.codes.dtype != code or dtypes != {jnp.dtype(code)} or x.dtype.itemsize != 2:
+    if x.codes.dtype != CODE or dtypes != {jnp.dtype(CODE)} or x.dtype.itemsize != 2:
         return None
     from quire.ops.gpu import gated_codes
 
@@ -81,3 +120,4 @@ def _gated(x: RoundedRows, gate_up: Coded, dtype: Any) -> BlockRows:
 
 
 CODE_PRODUCT = CodeProduct(has_blocks, multiply_codes)
+FEW_ROWS = FewRows(meets_few_rows, few_row_sums, few_rows_added)

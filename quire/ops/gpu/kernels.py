@@ -22,7 +22,7 @@ from quire.ops.gpu.decode_attention import decode_attention
 from quire.ops.gpu.expert_product import expert_product
 from quire.ops.gpu.filter_cuts import filter_cuts
 from quire.ops.gpu.hopper_attention import coded_decode_attention, rounded_decode_attention
-from quire.ops.gpu.hopper_products import CODE_PRODUCT, gated_product, multiply_four_bits
+from quire.ops.gpu.hopper_products import CODE_PRODUCT, FEW_ROWS, gated_product
 from quire.ops.gpu.latent_attention import IN_LITTLE_MEMORY, latent_attention
 from quire.ops.gpu.move_pages import gather, scatter
 from quire.ops.gpu.place_heads import place_heads
@@ -294,9 +294,7 @@ MUCH_SHARED_MEMORY = (8.0, 8.7, 9.0, 10.0, 10.3)  # compute capabilities where a
 HOPPER = 9.0  # the compute capability for which Mosaic's kernels are written
 
 # Rounding on a GPU where kernels of ours multiply few rows with codes.
-ROUNDING_ON_HOPPER = GPU.rounding._replace(
-    product=CODE_PRODUCT, four_bits=multiply_four_bits, gated_product=gated_product
-)
+ROUNDING_ON_HOPPER = GPU.rounding._replace(product=CODE_PRODUCT, few_rows=FEW_ROWS, gated_product=gated_product)
 
 
 def gpu_kernels(computes: float | None) -> Kernels:
