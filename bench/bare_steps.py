@@ -36,7 +36,7 @@ from quire.core.plan import Chunk, Kind
 from quire.engine import build
 from quire.engine.deployment import Deployment
 from quire.engine.model_weights import load_model
-from quire.executor import compiler
+from quire.executor import compiler, compiler_options
 from quire.executor.ladder import StepShape
 from quire.executor.launch import Launch, Packer
 from quire.executor.program_table import Key
@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("--few-rows", type=int, default=compiler.FEW_ROWS)
     parser.add_argument("--kernels", type=int, default=0, help="of each step that are listed")
     given = parser.parse_args()
-    compiler.FEW_ROWS = coded.FEW_ROWS = given.few_rows
+    compiler.FEW_ROWS = compiler_options.FEW_ROWS = coded.FEW_ROWS = given.few_rows
     room = {"adapter_folder": tempfile.gettempdir(), "max_loras": given.adapters, "max_lora_rank": 16}
     most_rows = max(map(int, given.rows.split(",")))
     sizes = {"max_total_tokens": (given.context or 0) + 64, "max_batch_size": most_rows}

@@ -14,15 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from quire.executor.compiler_options import (
-    FEW_ROWS,
-    OF_THE_LIBRARY,
-    Options,
-    cpu_options,
-    is_untuned,
-    timings_in,
-    untuned,
-)
+from quire.executor.compiler_options import FEW_ROWS, Options, cpu_options, is_untuned, step_options, timings_in
 from quire.executor.compute_capability import compute_capability
 from quire.executor.draft import Draft, guess_by_draft, num_packed
 from quire.executor.fused_steps import FUSED_KINDS, fused_shape, fused_step
@@ -305,9 +297,7 @@ class Compiler:
         """Options of the compiler, for products of this many rows."""
         if jax.default_backend() != "gpu" or self.times_few(shape.tokens):
             return {}
-        if not shape.decodes_only or not self.times_decodes(shape.tokens):
-            return untuned(shape.tokens)
-        return OF_THE_LIBRARY if shape.tokens > FEW_ROWS else {}
+        return step_options(shape.tokens, is_timed=shape.decodes_only and self.times_decodes(shape.tokens))
 
     def _compile_draft(self, size: int) -> Any:
         guess = partial(guess_by_draft, self._compiled, size)

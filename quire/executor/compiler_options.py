@@ -28,8 +28,10 @@ OF_THE_LIBRARY: Options = {"xla_gpu_enable_triton_gemm": False}
 OWN_REDUCTIONS: Options = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 
 
-def untuned(num_tokens: int) -> Options:
-    """Those of a step of so many tokens."""
+def step_options(num_tokens: int, *, is_timed: bool) -> Options:
+    """Those of a GPU's step of so many tokens, whose products XLA times or not."""
+    if is_timed:
+        return OF_THE_LIBRARY if num_tokens > FEW_ROWS else {}
     return UNTUNED if num_tokens < MANY_TOKENS else WITHOUT_GRAPHS
 
 
