@@ -7,18 +7,19 @@ Cases run in a process of their own. Where one takes too long it is ended, and a
 
 import argparse
 import collections
+import queue
 import re
-import select
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from functools import partial
 from pathlib import Path
 
 EMBED, MLP, BLOCK = 4096, 14336, 128
 COPIES, TIMES, STEPS = 4, 6, 4  # of weights, calls of one program = COPIES * TIMES, and best of STEPS
-CASE_S = 25
+CASE_S, FIRST_S = 30, 45  # of a case, and until the first begins
 
 
 def gated_variants(rows):
@@ -28,7 +29,7 @@ def gated_variants(rows):
     best = many_gated_blocks_of(rows, MLP, EMBED, "bfloat16")
     found = {"": best}
     found[" apart" if best.pairs else " pairs"] = best._replace(pairs=not best.pairs)
-    if best.ahead > 3:
+    if rows == 256:
         found[" 3 ahead"] = best._replace(ahead=3)
     if rows == 192:
         found[" two tiles"] = ManyGatedBlocks(tiles_of(rows, 2, 2), 4, True)
@@ -39,7 +40,9 @@ def down_variants(rows):
     from quire.ops.gpu.many_scaled_product import scaled_blocks_of
 
     best = scaled_blocks_of(rows, EMBED, MLP)
-    found = {"": best, " 3 ahead": best._replace(ahead=3)}
+    found = {"": best}
+    if rows in (128, 256):
+        found[" 3 ahead"] = best._replace(ahead=3)
     if best.shares_matrix:
         found[" apart"] = best._replace(shares_matrix=False)
     return found
@@ -249,28 +252,34 @@ def parent(cases, limit):
     end, left = time.monotonic() + limit, list(cases)
     while left and time.monotonic() < end:
         command = [sys.executable, "-u", __file__, "--child", ",".join(left)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
-            patience, started = 60.0, False
-            while True:
-                ready, _, _ = select.select([process.stdout], [], [], min(patience, max(1.0, end - time.monotonic())))
-                line = process.stdout.readline() if ready else None
-                if line is None or time.monotonic() > end:
-                    print(f"ENDED {left[0] if started else 'at the begin'}: it took too long", flush=True)
-                    process.kill()
-                    break
-                if not line:
-                    break
-                if line.startswith("BEGIN "):
-                    patience, started = CASE_S, True
-                elif line.startswith("END "):
-                    left.pop(0)
-                else:
-                    print(line, end="", flush=True)
-        if not left:
-            return
-        if process.wait() != 0:
-            left.pop(0)  # the case that did not end
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        lines = queue.Queue()
+        threading.Thread(target=read, args=(process.stdout, lines), daemon=True).start()
+        patience = FIRST_S
+        while True:
+            try:
+                line = lines.get(timeout=max(1.0, min(patience, end - time.monotonic())))
+            except queue.Empty:
+                print(f"ENDED: {left[0]} took too long", flush=True)
+                process.kill()
+                line = None
+            if line is None:
+                break
+            if line.startswith("BEGIN "):
+                patience = CASE_S
+            elif line.startswith("END "):
+                left.pop(0)
+            else:
+                print(line, end="", flush=True)
+        if process.wait() != 0 and left:
+            print(f"process ended with {process.returncode} in: {left.pop(0)}", flush=True)
     print("left:", left)
+
+
+def read(out, lines):
+    for line in out:
+        lines.put(line)
+    lines.put(None)
 
 
 def main():

@@ -3,6 +3,8 @@
     pip install 'jax[cuda13]'
     python bench/kernel_code.py four_bits [--rows 8] [--shape 28672x4096] [--group 128] [--keep FOLDER]
     python bench/kernel_code.py codes [--rows 64] [--shape 4096x4096]
+    python bench/kernel_code.py gated [--rows 256] [--shape 28672x4096]
+    python bench/kernel_code.py scaled [--rows 256] [--shape 4096x14336]
 
 It shows that a kernel is compiled, that its registers suffice, and how many instructions a change saves; not whether
 its numbers are right, nor how long it takes. The compiler, ptxas, is that of CUDA's packages. `--keep` keeps the PTX.
@@ -27,9 +29,11 @@ from jax.sharding import SingleDeviceSharding
 
 from quire.ops.coded import Coded
 from quire.ops.four_bits import FourBits
-from quire.ops.gpu.code_product import BLOCK, code_product
+from quire.ops.gpu.code_product import BLOCK, MOST_ROWS, code_product
 from quire.ops.gpu.gated_codes import gated_codes
 from quire.ops.gpu.kernels import has_blocks, multiply_codes, multiply_four_bits
+from quire.ops.gpu.many_gated_codes import many_gated_codes
+from quire.ops.gpu.many_scaled_product import many_scaled_product
 
 # The facts about a device that the compiler asks for.
 H200 = """
@@ -71,10 +75,9 @@ def codes(rows: int, outputs: int, inputs: int, _: int) -> tuple[Callable[..., A
 def gated(rows: int, outputs: int, inputs: int, _: int) -> tuple[Callable[..., Any], Any]:
     given = [jax.ShapeDtypeStruct((count, inputs), jnp.float8_e4m3fn) for count in (rows, outputs)]
     scales = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, 1), (outputs,))]
+    run = gated_codes if rows <= MOST_ROWS else many_gated_codes
     return (
-        lambda rows, matrix, row_scales, column_scales: gated_codes(
-            rows, row_scales, matrix, column_scales, jnp.bfloat16
-        ),
+        lambda rows, matrix, row_scales, column_scales: run(rows, row_scales, matrix, column_scales, jnp.bfloat16),
         (*given, *scales),
     )
 
@@ -82,7 +85,8 @@ def gated(rows: int, outputs: int, inputs: int, _: int) -> tuple[Callable[..., A
 def scaled(rows: int, outputs: int, inputs: int, _: int) -> tuple[Callable[..., Any], Any]:
     given = [jax.ShapeDtypeStruct((count, inputs), jnp.float8_e4m3fn) for count in (rows, outputs)]
     scales = jax.ShapeDtypeStruct((inputs // BLOCK, rows), jnp.float32)
-    return lambda rows, matrix, scales: code_product(rows, matrix, jnp.bfloat16, scales), (*given, scales)
+    run = code_product if rows <= MOST_ROWS else many_scaled_product
+    return lambda rows, matrix, scales: run(rows, matrix, jnp.bfloat16, scales), (*given, scales)
 
 
 KERNELS = {"four_bits": four_bits, "codes": codes, "gated": gated, "scaled": scaled}

@@ -6,6 +6,7 @@ has a scale of its own. The device adds the products of all inputs, as in the li
 A program takes one part of the matrix after the other, and the blocks of the next one come while it gates and rounds.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,9 +16,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from quire.ops.gpu.code_product import in_shared, load
+from quire.ops.gpu.code_product import MULTIPROCESSORS, in_shared, load
 from quire.ops.gpu.row_tiles import (
-    MULTIPROCESSORS,
     SIZE,
     WIDE,
     Ring,
@@ -50,8 +50,8 @@ def many_gated_blocks_of(num_rows: int, numbers: int, inputs: int, dtype: Any) -
         return None
     for count, most_groups in ((1, 3), (2, 2)):
         tiles = tiles_of(num_rows, count, most_groups)
-        ahead = 0 if tiles is None else ahead_of(tiles)
-        if tiles is not None and LEAST_AHEAD <= ahead <= inputs // SIZE:
+        ahead = 0 if tiles is None else min(ahead_of(tiles), inputs // SIZE)
+        if tiles is not None and ahead >= LEAST_AHEAD:
             pairs = count == 2 or (numbers % (2 * BLOCK) == 0 and num_rows % 16 == 0)
             return ManyGatedBlocks(tiles, ahead, pairs)
     return None
@@ -78,7 +78,7 @@ def many_gated_codes(
     tiles, ahead, pairs = blocks
     of_program = 1 + (pairs and tiles.count == 1)  # parts of the matrix that a pair has at once
     programs = min(numbers // BLOCK // of_program, MULTIPROCESSORS // (1 + pairs))
-    across = {"cluster": (2,), "cluster_names": (PAIR,)} if pairs else {}
+    across: dict[str, Any] = {"cluster": (2,), "cluster_names": (PAIR,)} if pairs else {}
     grid: Any = (programs, tiles.count) if not pairs and tiles.count > 1 else (programs,)
     ring_blocks, ring_barriers = ring(tiles, 2 * BLOCK, ahead, 3, rows.dtype, PAIR if pairs else None)
     run = plgpu.kernel(
@@ -186,29 +186,28 @@ def _kernel(
 
         @pl.loop(0, place.count)
         def _(index: Any) -> None:
-            which = lax.rem(index, 2)
+            which, part = lax.rem(index, 2), place.part(index)
 
             def multiply(*sums: Any) -> None:
                 _multiply(blocks_on_way, sums, index * steps, steps, in_tile)
                 plgpu.barrier_wait(columns_there.at[which])
-                own = of_rows.at[pl.ds(in_tile, WIDE)]
-                both = [sums[0][...][:, :BLOCK], sums[0][...][:, BLOCK:]] if len(sums) == 1 else [one[...] for one in sums]
-                active = _gate(both, own, of_columns.at[which]).astype(dtype)
-                part = place.part(index)
-                scales_ref[part, pl.ds(first, WIDE)] = _round(active.astype(jnp.float32), codes.at[group])
-                plgpu.commit_smem()
+                active = _gate(_gates_and_ups(sums), of_rows.at[pl.ds(in_tile, WIDE)], of_columns.at[which])
+                numbers = active.astype(dtype).astype(jnp.float32)
+                scales_ref[part, pl.ds(first, WIDE)] = _round(numbers, codes.at[group])
+                plgpu.commit_smem()  # type: ignore[no-untyped-call]
                 to = codes_ref.at[pl.ds(first, WIDE), pl.ds(part * BLOCK, BLOCK)]
                 plgpu.copy_smem_to_gmem(codes.at[group], to)
 
-            apart = 1 + (tiles.groups > 2)
-            pl.run_scoped(multiply, *[plgpu.ACC((WIDE, 2 * BLOCK // apart))] * apart)
+            # Of three groups a thread has too few registers to begin with for sums of all outputs in one product.
+            apart = 1 if tiles.groups < 3 else 2
+            pl.run_scoped(multiply, *[plgpu.WGMMAAccumulatorRef((WIDE, 2 * BLOCK // apart))] * apart)
 
         plgpu.wait_smem_to_gmem(0)
 
     lax.cond(group == tiles.groups, fetch, compute)
 
 
-def _multiply(blocks_on_way: Ring, sums: Any, first: Any, steps: int, start: Any) -> None:
+def _multiply(blocks_on_way: Ring, sums: Sequence[Any], first: Any, steps: int, start: Any) -> None:
     """Adds the products of all steps. A block is free when the next one's products have begun and its own are added."""
     slot = blocks_on_way.multiply(sums, first, start)
 
@@ -221,6 +220,11 @@ def _multiply(blocks_on_way: Ring, sums: Any, first: Any, steps: int, start: Any
     slot = lax.fori_loop(first + 1, first + steps, add, slot)
     plgpu.wgmma_wait(0)
     plgpu.barrier_arrive(blocks_on_way.free.at[slot])
+
+
+def _gates_and_ups(sums: Sequence[Any]) -> list[jax.Array]:
+    found = [one[...] for one in sums]
+    return found if len(found) > 1 else [found[0][:, :BLOCK], found[0][:, BLOCK:]]
 
 
 def _gate(sums: list[jax.Array], of_rows: Any, of_columns: Any) -> jax.Array:
@@ -239,7 +243,7 @@ def _round(numbers: jax.Array, codes: Any) -> jax.Array:
     # By their bits absolute values have their order, NaN above infinity.
     bits = lax.bitcast_convert_type(numbers, jnp.int32) & ALL_BUT_SIGN
     scale = row_scale(lax.bitcast_convert_type(bits.max(1), jnp.float32), codes.dtype)
-    inverse = over_rows(1.0 / scale, numbers.shape)
+    inverse = over_rows(1.0 / scale, (WIDE, BLOCK))
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
     codes[...] = nearest_codes(numbers * inverse, codes.dtype)
     return scale

@@ -14,8 +14,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from quire.ops.gpu.code_product import load
-from quire.ops.gpu.row_tiles import SIZE, WIDE, Ring, RowTiles, by_row, first_of, numbers_in_shared, over_rows, ring
+from quire.ops.gpu.code_product import in_shared, load
+from quire.ops.gpu.row_tiles import SIZE, WIDE, Ring, RowTiles, by_row, first_of, over_rows, ring
 from quire.ops.gpu.row_tiles import tiles_of as row_tiles_of
 
 BLOCK = SIZE  # inputs that share a scale
@@ -42,8 +42,9 @@ def scaled_blocks_of(num_rows: int, outputs: int, inputs: int) -> ScaledBlocks |
         tiles, parts = row_tiles_of(num_rows, count, 2), CLUSTER // count
         if tiles is None or inputs % (parts * BLOCK):
             continue
-        ahead = ahead_of(tiles, inputs // BLOCK // parts)
-        if LEAST_AHEAD <= ahead <= inputs // BLOCK // parts:
+        steps = inputs // BLOCK // parts
+        ahead = min(ahead_of(tiles, steps), steps)
+        if ahead >= LEAST_AHEAD:
             return ScaledBlocks(tiles, parts, ahead, count > 1)
     return None
 
@@ -64,14 +65,16 @@ def many_scaled_product(
     tiles, parts, ahead, shares_matrix = blocks
     steps, width = inputs // BLOCK // parts, OUTPUTS // parts
     memory, barriers = ring(tiles, OUTPUTS, ahead, 2, rows.dtype, TILE if shares_matrix else None)
-    across = {"cluster": (tiles.count, parts), "cluster_names": (TILE, PART)} if parts > 1 or shares_matrix else {}
+    across: dict[str, Any] = (
+        {"cluster": (tiles.count, parts), "cluster_names": (TILE, PART)} if parts > 1 or shares_matrix else {}
+    )
     grid: Any = (outputs // OUTPUTS,) if across else (outputs // OUTPUTS, tiles.count, parts)
     run = plgpu.kernel(
         partial(_kernel, blocks),
         out_type=jax.ShapeDtypeStruct((tokens, outputs), dtype),  # type: ignore[no-untyped-call]
         scratch_types=(
             memory,
-            plgpu.SMEM((parts, tiles.groups, WIDE, width), jnp.float32, transforms=numbers_in_shared(width, "float32")),
+            plgpu.SMEM((parts, tiles.groups, WIDE, width), jnp.float32, transforms=in_shared(width, jnp.float32)),
             plgpu.SMEM((steps, tiles.height), jnp.float32),
             barriers,
             plgpu.Barrier(),
@@ -136,8 +139,9 @@ def _kernel(
                 plgpu.barrier_arrive(blocks_on_way.free.at[slot])
                 return sums[...]
 
-            sums = pl.run_scoped(multiply, plgpu.ACC((WIDE, OUTPUTS)))
-            return total + sums * over_rows(by, (WIDE, OUTPUTS))
+            sums = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((WIDE, OUTPUTS)))
+            added: jax.Array = total + sums * over_rows(by, (WIDE, OUTPUTS))
+            return added
 
         zeros = plgpu.layout_cast(jnp.zeros((WIDE, OUTPUTS), jnp.float32), plgpu.Layout.WGMMA)
         total = lax.fori_loop(0, steps, add, zeros)
@@ -148,9 +152,7 @@ def _kernel(
     lax.cond(group == tiles.groups, fetch, compute)
 
 
-def _exchange(
-    parts: int, part: Any, total: jax.Array, sums_of_parts: Any, all_there: Any, group: Any
-) -> jax.Array:
+def _exchange(parts: int, part: Any, total: jax.Array, sums_of_parts: Any, all_there: Any, group: Any) -> jax.Array:
     """The sums of all inputs, of the outputs that this program has."""
     width = total.shape[1] // parts
     if parts == 1:

@@ -7,20 +7,19 @@ One more group keeps blocks of rows and of the matrix on their way into shared m
 the same blocks get them together, each asks for a part: what multiprocessors can ask of the second cache is a limit.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu.fragmented_array import Tiling
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from quire.ops.gpu.code_product import NARROW
+from quire.ops.gpu.code_product import NARROW, in_shared
 
 WIDE = 64  # rows of a group
 SIZE = 128  # inputs of a block
-MULTIPROCESSORS = 132
 REGISTERS = 512  # of a thread of each group, together
 FETCHING_REGISTERS = 32
 
@@ -89,8 +88,9 @@ class Ring(NamedTuple):
         def _(step: Any) -> None:  # a program ends when nobody writes into its memory any more
             plgpu.barrier_wait(self.free.at[lax.rem(step, self.ahead)])
 
-    def multiply(self, sums: Any, step: Any, start: Any) -> Any:
-        """Begins to add products of 64 rows from `start` on. The slot of the step."""
+    def multiply(self, sums: Sequence[Any], step: Any, start: Any) -> Any:
+        """Begins to add products of 64 rows from `start` on, each of `sums` those with its part of the outputs. The
+        slot of the step."""
         slot = lax.rem(step, self.ahead)
         plgpu.barrier_wait(self.there.at[slot])
         each = self.matrix.shape[1] // len(sums)
@@ -102,8 +102,7 @@ class Ring(NamedTuple):
 
 def ring(tiles: RowTiles, outputs: int, ahead: int, copies: int, dtype: Any, shared_by: str | None) -> tuple[Any, Any]:
     """What a `Ring` is made of: memory, and barriers. `shared_by`: the axis of programs that get blocks together."""
-    row_bytes = SIZE * jnp.dtype(dtype).itemsize
-    transforms = (plgpu.TilingTransform((8, SIZE)), plgpu.SwizzleTransform(row_bytes))
+    transforms = in_shared(SIZE, dtype)
     free: Any = (
         plgpu.Barrier(num_arrivals=tiles.groups, num_barriers=ahead)
         if shared_by is None
@@ -111,12 +110,6 @@ def ring(tiles: RowTiles, outputs: int, ahead: int, copies: int, dtype: Any, sha
     )
     memory = [plgpu.SMEM((ahead, height, SIZE), dtype, transforms=transforms) for height in (tiles.height, outputs)]
     return memory, [plgpu.Barrier(num_arrivals=copies, num_barriers=ahead), free]
-
-
-def numbers_in_shared(size: int, dtype: Any) -> tuple[Any, Any]:
-    each = jnp.dtype(dtype).itemsize
-    row_bytes = plgpu.find_swizzle(8 * each * size)
-    return plgpu.TilingTransform((8, row_bytes // each)), plgpu.SwizzleTransform(row_bytes)
 
 
 def first_of(tiles: RowTiles, num_rows: int, tile: Any, group: Any) -> tuple[Any, Any]:
