@@ -8,8 +8,16 @@ import numpy as np
 import pytest
 
 from quire.ops.rounded_rows import EPSILON, LARGEST_FLOAT8
-from tests.gpu.test_code_product import runs as runs
-from tests.gpu.test_code_product import BLOCK, HAS_SCALES, IS_HOPPER, codes, product, rounded_blocks, scales
+from tests.gpu.test_code_product import (
+    BLOCK,
+    HAS_SCALES,
+    IS_HOPPER,
+    codes,
+    product,
+    rounded_blocks,
+    runs,  # noqa: F401
+    scales,
+)
 
 pytestmark = [pytest.mark.gpu, HAS_SCALES]
 many_gated_codes = pytest.importorskip("quire.ops.gpu.many_gated_codes")
@@ -20,7 +28,12 @@ tiles_of: Any = pytest.importorskip("quire.ops.gpu.row_tiles").tiles_of
 def gated(
     rows: jax.Array, of_rows: jax.Array, matrix: jax.Array, of_columns: jax.Array, dtype: Any = jnp.bfloat16
 ) -> Any:
-    return many_gated_codes.many_gated_codes(rows, of_rows, matrix, of_columns, dtype)
+    """The interpreter needs a thread of the machine for each group of a cluster: one of eight waits for ever on two
+    cores."""
+    blocks = many_gated_codes.many_gated_blocks_of(len(rows), len(matrix) // 2, rows.shape[1], dtype)
+    if not IS_HOPPER and blocks.tiles.groups > 2:
+        blocks = blocks._replace(pairs=False)
+    return many_gated_codes.many_gated_codes(rows, of_rows, matrix, of_columns, dtype, blocks)
 
 
 def scaled(rows: jax.Array, matrix: jax.Array, of_blocks: jax.Array) -> np.ndarray:

@@ -17,12 +17,12 @@ def test_groups_have_all_rows_and_blocks_have_room(num_rows: int) -> None:
     for tiles in (gated.tiles, down.tiles):
         starts = {
             tile * (num_rows - tiles.height) + group * tiles.apart
-            for tile in range(tiles.count)
+            for tile in range(tiles.num_tiles)
             for group in range(tiles.groups)
         }
         assert {start + row for start in starts for row in range(WIDE)} == set(range(num_rows))
         assert all(start % 8 == 0 for start in starts)
-    assert down.tiles.count * down.parts == CLUSTER
+    assert down.tiles.num_tiles * down.parts == CLUSTER
     assert gated.ahead * (gated.tiles.height + 256) * 128 + gated.tiles.groups * WIDE * 128 < MOST_SHARED_BYTES
     assert down.ahead * (down.tiles.height + 128) * 128 + down.tiles.groups * WIDE * 128 * 4 < MOST_SHARED_BYTES
 

@@ -76,10 +76,10 @@ def many_gated_codes(
     blocks = blocks or many_gated_blocks_of(tokens, numbers, inputs, dtype)
     assert blocks is not None
     tiles, ahead, pairs = blocks
-    of_program = 1 + (pairs and tiles.count == 1)  # parts of the matrix that a pair has at once
+    of_program = 1 + (pairs and tiles.num_tiles == 1)  # parts of the matrix that a pair has at once
     programs = min(numbers // BLOCK // of_program, MULTIPROCESSORS // (1 + pairs))
     across: dict[str, Any] = {"cluster": (2,), "cluster_names": (PAIR,)} if pairs else {}
-    grid: Any = (programs, tiles.count) if not pairs and tiles.count > 1 else (programs,)
+    grid: Any = (programs, tiles.num_tiles) if not pairs and tiles.num_tiles > 1 else (programs,)
     ring_blocks, ring_barriers = ring(tiles, 2 * BLOCK, ahead, 3, rows.dtype, PAIR if pairs else None)
     run = plgpu.kernel(
         partial(_kernel, blocks, dtype),
@@ -117,17 +117,17 @@ class _Place(NamedTuple):
     tile: Any
     first: Any
     apart: int
-    count: Any
+    num_parts: Any
 
     @staticmethod
     def of(blocks: ManyGatedBlocks, num_parts: int) -> "_Place":
         tiles, _, pairs = blocks
         program = lax.axis_index("program")
         apart = lax.axis_size("program")
-        if tiles.count == 1 and pairs:
+        if tiles.num_tiles == 1 and pairs:
             count = (num_parts // 2 - program + apart - 1) // apart
             return _Place(0, 2 * program + lax.axis_index(PAIR), 2 * apart, count)
-        tile: Any = 0 if tiles.count == 1 else lax.axis_index(PAIR if pairs else "tile")
+        tile: Any = 0 if tiles.num_tiles == 1 else lax.axis_index(PAIR if pairs else "tile")
         return _Place(tile, program, apart, (num_parts - program + apart - 1) // apart)
 
     def part(self, index: Any) -> Any:
@@ -170,7 +170,7 @@ def _kernel(
                 which = lax.rem(index, 2)
                 plgpu.copy_gmem_to_smem(column_scales_ref.at[:, part], of_columns.at[which], columns_there.at[which])
 
-            rows_by, matrix_by = (together, None) if tiles.count == 1 else (None, together)
+            rows_by, matrix_by = (together, None) if tiles.num_tiles == 1 else (None, together)
             plgpu.copy_gmem_to_smem(
                 rows_ref.at[of_tile, at], blocks_on_way.rows.at[slot], there, collective_axes=rows_by
             )
@@ -178,13 +178,13 @@ def _kernel(
                 to = blocks_on_way.matrix.at[slot, pl.ds(which * BLOCK, BLOCK)]
                 plgpu.copy_gmem_to_smem(matrix_ref.at[which, part, at], to, there, collective_axes=matrix_by)
 
-        blocks_on_way.fetch(place.count * steps, copy)
+        blocks_on_way.fetch(place.num_parts * steps, copy)
 
     def compute() -> None:
         plgpu.set_max_registers(tiles.registers, action="increase")
         plgpu.barrier_wait(rows_there)
 
-        @pl.loop(0, place.count)
+        @pl.loop(0, place.num_parts)
         def _(index: Any) -> None:
             which, part = lax.rem(index, 2), place.part(index)
 

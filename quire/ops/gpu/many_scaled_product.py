@@ -66,9 +66,9 @@ def many_scaled_product(
     steps, width = inputs // BLOCK // parts, OUTPUTS // parts
     memory, barriers = ring(tiles, OUTPUTS, ahead, 2, rows.dtype, TILE if shares_matrix else None)
     across: dict[str, Any] = (
-        {"cluster": (tiles.count, parts), "cluster_names": (TILE, PART)} if parts > 1 or shares_matrix else {}
+        {"cluster": (tiles.num_tiles, parts), "cluster_names": (TILE, PART)} if parts > 1 or shares_matrix else {}
     )
-    grid: Any = (outputs // OUTPUTS,) if across else (outputs // OUTPUTS, tiles.count, parts)
+    grid: Any = (outputs // OUTPUTS,) if across else (outputs // OUTPUTS, tiles.num_tiles, parts)
     run = plgpu.kernel(
         partial(_kernel, blocks),
         out_type=jax.ShapeDtypeStruct((tokens, outputs), dtype),  # type: ignore[no-untyped-call]

@@ -25,9 +25,9 @@ FETCHING_REGISTERS = 32
 
 
 class RowTiles(NamedTuple):
-    """`count` tiles of `height` rows, of which `groups` have 64 each."""
+    """`num_tiles` of `height` rows, of which `groups` have 64 each."""
 
-    count: int
+    num_tiles: int
     height: int
     groups: int
 
