@@ -18,7 +18,7 @@ UNTUNED: Options = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": F
 # In steps of so many tokens a kernel takes longer than the host takes to launch it, so that the GPU begins with the
 # first. A graph would have to be brought up to date as a whole before, which takes milliseconds.
 MANY_TOKENS = 4096
-WITHOUT_GRAPHS: Options = {**UNTUNED, "xla_gpu_graph_min_graph_size": 1 << 30}
+WITHOUT_GRAPHS: Options = {**UNTUNED, "xla_gpu_enable_command_buffer": ""}
 # Decodes of few rows gain from products that XLA writes itself; for more rows the library's are faster, although XLA,
 # which times each alone, may choose its own.
 FEW_ROWS = coded.FEW_ROWS

@@ -23,7 +23,6 @@ from quire.ops.gpu.code_product import (
     MOST_AHEAD,
     MOST_ROWS,
     NARROW,
-    blocks_of,
     in_shared,
     load,
 )
@@ -57,12 +56,6 @@ def gated_blocks_of(num_rows: int, numbers: int, inputs: int, dtype: Any) -> Gat
         if inputs % size == 0 and ahead >= LEAST_AHEAD:
             return GatedBlocks(size, min(ahead, MOST_AHEAD, inputs // size))
     return None
-
-
-def fits(num_rows: int, numbers: int, inputs: int, outputs: int, dtype: Any) -> bool:
-    """True if there are kernels for the product of `inputs` with gates and ups, and for the next one's `outputs`."""
-    own = gated_blocks_of(num_rows, numbers, inputs, dtype)
-    return own is not None and blocks_of(num_rows, outputs, numbers, has_scales=True) is not None
 
 
 def gated_codes(

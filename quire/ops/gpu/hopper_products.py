@@ -38,6 +38,10 @@ def _few_rows() -> Any | None:
 def multiply_codes(rows: jax.Array, matrix: jax.Array, dtype: Any, scales: jax.Array | None = None) -> jax.Array:
     module = _few_rows()
     assert module is not None
+    if scales is not None and len(rows) > module.MOST_ROWS:
+        from quire.ops.gpu.many_scaled_product import many_scaled_product
+
+        return many_scaled_product(rows, matrix, dtype, scales)
     out: jax.Array = module.code_product(rows, matrix, dtype, scales)
     return out
 
@@ -103,20 +107,35 @@ def _gated_codes(x: RoundedRows, gate_up: Any, down: Any) -> BlockRows | None:
     dtypes = {one.row_code_dtype(len(x), CODE_PRODUCT) for one in (gate_up, down)}
     if x.codes.dtype != CODE or dtypes != {jnp.dtype(CODE)} or x.dtype.itemsize != 2:
         return None
-    from quire.ops.gpu import gated_codes
-
-    if not gated_codes.fits(len(x), gate_up.shape[2], x.codes.shape[1], down.shape[0], x.dtype):
+    if not has_gates(len(x), gate_up.shape[2], x.codes.shape[1], down.shape[0], x.dtype):
         return None
-    rows: BlockRows = _gated(x, gate_up, x.dtype)
-    return rows
-
-
-@partial(jax.jit, static_argnums=2)
-def _gated(x: RoundedRows, gate_up: Coded, dtype: Any) -> BlockRows:
-    from quire.ops.gpu.gated_codes import gated_codes
-
     matrix, scales = gate_up.codes.reshape(-1, x.codes.shape[1]), gate_up.scales.reshape(-1).astype(jnp.float32)
-    return BlockRows(*gated_codes(x.codes, x.scales, matrix, scales, dtype), dtype)
+    codes, block_scales = gate_codes(x.codes, x.scales, matrix, scales, x.dtype)
+    return BlockRows(codes, block_scales, x.dtype)
+
+
+def has_gates(num_rows: int, numbers: int, inputs: int, outputs: int, dtype: Any) -> bool:
+    """True if there are kernels for `numbers` gates of `inputs` and for the product of them with the next matrix."""
+    from quire.ops.gpu import code_product, gated_codes, many_gated_codes, many_scaled_product
+
+    if num_rows <= code_product.MOST_ROWS:
+        gates = gated_codes.gated_blocks_of(num_rows, numbers, inputs, dtype)
+        return gates is not None and code_product.blocks_of(num_rows, outputs, numbers, has_scales=True) is not None
+    if many_gated_codes.many_gated_blocks_of(num_rows, numbers, inputs, dtype) is None:
+        return False
+    return many_scaled_product.scaled_blocks_of(num_rows, outputs, numbers) is not None
+
+
+@partial(jax.jit, static_argnums=4)
+def gate_codes(
+    rows: jax.Array, row_scales: jax.Array, matrix: jax.Array, column_scales: jax.Array, dtype: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Codes and scales of `BlockRows`; see quire.ops.gpu.gated_codes."""
+    from quire.ops.gpu import code_product, gated_codes, many_gated_codes
+
+    is_few = len(rows) <= code_product.MOST_ROWS
+    run = gated_codes.gated_codes if is_few else many_gated_codes.many_gated_codes
+    return run(rows, row_scales, matrix, column_scales, dtype)
 
 
 CODE_PRODUCT = CodeProduct(has_blocks, multiply_codes)

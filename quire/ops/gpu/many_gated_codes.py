@@ -1,0 +1,249 @@
+"""Gates and ups of 72 to 256 rows, both in codes of e4m3, multiplied, gated and rounded to codes again in one launch.
+
+As in quire.ops.gpu.gated_codes, a program has BLOCK gates of a row and the ups that belong to them, so that it has what
+has a scale of its own. The device adds the products of all inputs, as in the library's products of so many rows.
+
+A program takes one part of the matrix after the other, and the blocks of the next one come while it gates and rounds.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from quire.ops.gpu.code_product import MULTIPROCESSORS, in_shared, load
+from quire.ops.gpu.row_tiles import (
+    SIZE,
+    WIDE,
+    Ring,
+    RowTiles,
+    first_of,
+    over_rows,
+    ring,
+    tiles_of,
+)
+from quire.ops.rounded_rows import nearest_codes, row_scale
+
+BLOCK = 128  # numbers of a row that have a scale
+FEWEST_ROWS, MOST_ROWS = 72, 256
+SHARED_BYTES = 224 << 10
+ALIGNED = 1024  # bytes: where arrays in shared memory begin
+LEAST_AHEAD, MOST_AHEAD = 3, 6
+ALL_BUT_SIGN = 0x7FFFFFFF
+PAIR = "pair"  # the axis of the programs of a cluster
+
+
+class ManyGatedBlocks(NamedTuple):
+    tiles: RowTiles
+    ahead: int
+    pairs: bool  # programs are pairs that share rows, or, with two tiles, the matrix
+
+
+def many_gated_blocks_of(num_rows: int, numbers: int, inputs: int, dtype: Any) -> ManyGatedBlocks | None:
+    """None: the kernel is not for it."""
+    if not FEWEST_ROWS <= num_rows <= MOST_ROWS or num_rows % 8 or numbers % BLOCK or inputs % SIZE:
+        return None
+    for count, most_groups in ((1, 3), (2, 2)):
+        tiles = tiles_of(num_rows, count, most_groups)
+        ahead = 0 if tiles is None else min(ahead_of(tiles), inputs // SIZE)
+        if tiles is not None and ahead >= LEAST_AHEAD:
+            pairs = count == 2 or (numbers % (2 * BLOCK) == 0 and num_rows % 16 == 0)
+            return ManyGatedBlocks(tiles, ahead, pairs)
+    return None
+
+
+def ahead_of(tiles: RowTiles) -> int:
+    """Blocks that have room at once."""
+    of_codes = tiles.groups * WIDE * BLOCK + ALIGNED + 16 * BLOCK
+    return min(MOST_AHEAD, (SHARED_BYTES - of_codes) // ((tiles.height + 2 * BLOCK) * SIZE))
+
+
+def many_gated_codes(
+    rows: jax.Array,
+    row_scales: jax.Array,
+    matrix: jax.Array,
+    column_scales: jax.Array,
+    dtype: Any,
+    blocks: ManyGatedBlocks | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """As `gated_codes`."""
+    (tokens, inputs), numbers = rows.shape, len(matrix) // 2
+    blocks = blocks or many_gated_blocks_of(tokens, numbers, inputs, dtype)
+    assert blocks is not None
+    tiles, ahead, pairs = blocks
+    of_program = 1 + (pairs and tiles.num_tiles == 1)  # parts of the matrix that a pair has at once
+    programs = min(numbers // BLOCK // of_program, MULTIPROCESSORS // (1 + pairs))
+    across: dict[str, Any] = {"cluster": (2,), "cluster_names": (PAIR,)} if pairs else {}
+    grid: Any = (programs, tiles.num_tiles) if not pairs and tiles.num_tiles > 1 else (programs,)
+    ring_blocks, ring_barriers = ring(tiles, 2 * BLOCK, ahead, 3, rows.dtype, PAIR if pairs else None)
+    run = plgpu.kernel(
+        partial(_kernel, blocks, dtype),
+        out_type=(
+            jax.ShapeDtypeStruct((tokens, numbers), rows.dtype),  # type: ignore[no-untyped-call]
+            jax.ShapeDtypeStruct((numbers // BLOCK, tokens), jnp.float32),  # type: ignore[no-untyped-call]
+        ),
+        scratch_types=(
+            plgpu.SMEM((tiles.groups, WIDE, BLOCK), rows.dtype, transforms=in_shared(BLOCK, rows.dtype)),
+            ring_blocks,
+            plgpu.SMEM((2, 2, BLOCK), jnp.float32),
+            plgpu.SMEM((tiles.height,), jnp.float32),
+            ring_barriers,
+            plgpu.Barrier(),
+            plgpu.Barrier(num_barriers=2),
+        ),
+        grid=grid,
+        grid_names=("program", "tile")[: len(grid)],
+        num_threads=tiles.groups + 1,
+        thread_name="group",
+        kernel_name="many_gated_codes",
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup, approx_math=True, unsafe_no_auto_barriers=True
+        ),
+        **across,
+    )
+    of_columns = column_scales.reshape(2, numbers)
+    out: tuple[jax.Array, jax.Array] = run(rows, row_scales[:, 0], matrix.reshape(2, numbers, inputs), of_columns)
+    return out
+
+
+class _Place(NamedTuple):
+    """Which part of the rows a program has, and which parts of the matrix, one after the other."""
+
+    tile: Any
+    first: Any
+    apart: int
+    num_parts: Any
+
+    @staticmethod
+    def of(blocks: ManyGatedBlocks, num_parts: int) -> "_Place":
+        tiles, _, pairs = blocks
+        program = lax.axis_index("program")
+        apart = lax.axis_size("program")
+        if tiles.num_tiles == 1 and pairs:
+            count = (num_parts // 2 - program + apart - 1) // apart
+            return _Place(0, 2 * program + lax.axis_index(PAIR), 2 * apart, count)
+        tile: Any = 0 if tiles.num_tiles == 1 else lax.axis_index(PAIR if pairs else "tile")
+        return _Place(tile, program, apart, (num_parts - program + apart - 1) // apart)
+
+    def part(self, index: Any) -> Any:
+        return self.first + index * self.apart
+
+
+def _kernel(
+    blocks: ManyGatedBlocks,
+    dtype: Any,
+    rows_ref: Any,
+    row_scales_ref: Any,
+    matrix_ref: Any,
+    column_scales_ref: Any,
+    codes_ref: Any,
+    scales_ref: Any,
+    codes: Any,
+    ring_blocks: Any,
+    of_columns: Any,
+    of_rows: Any,
+    ring_barriers: Any,
+    rows_there: Any,
+    columns_there: Any,
+) -> None:
+    (tokens, inputs), tiles = rows_ref.shape, blocks.tiles
+    blocks_on_way, steps = Ring(*ring_blocks, *ring_barriers), inputs // SIZE
+    place, group = _Place.of(blocks, codes_ref.shape[1] // BLOCK), lax.axis_index("group")
+    in_tile, first = first_of(tiles, tokens, place.tile, group)
+    of_tile = pl.ds(place.tile * (tokens - tiles.height), tiles.height)
+    together = (PAIR,) if blocks.pairs else None
+
+    def fetch() -> None:
+        plgpu.copy_gmem_to_smem(row_scales_ref.at[of_tile], of_rows, rows_there)
+
+        def copy(step: Any, slot: Any, there: Any) -> None:
+            index, at = lax.div(step, steps), pl.ds(lax.rem(step, steps) * SIZE, SIZE)
+            part = pl.ds(place.part(index) * BLOCK, BLOCK)
+
+            @pl.when(lax.rem(step, steps) == 0)
+            def _() -> None:  # the scales of the part before the last one have been read
+                which = lax.rem(index, 2)
+                plgpu.copy_gmem_to_smem(column_scales_ref.at[:, part], of_columns.at[which], columns_there.at[which])
+
+            rows_by, matrix_by = (together, None) if tiles.num_tiles == 1 else (None, together)
+            plgpu.copy_gmem_to_smem(
+                rows_ref.at[of_tile, at], blocks_on_way.rows.at[slot], there, collective_axes=rows_by
+            )
+            for which in range(2):
+                to = blocks_on_way.matrix.at[slot, pl.ds(which * BLOCK, BLOCK)]
+                plgpu.copy_gmem_to_smem(matrix_ref.at[which, part, at], to, there, collective_axes=matrix_by)
+
+        blocks_on_way.fetch(place.num_parts * steps, copy)
+
+    def compute() -> None:
+        plgpu.set_max_registers(tiles.registers, action="increase")
+        plgpu.barrier_wait(rows_there)
+
+        @pl.loop(0, place.num_parts)
+        def _(index: Any) -> None:
+            which, part = lax.rem(index, 2), place.part(index)
+
+            def multiply(*sums: Any) -> None:
+                _multiply(blocks_on_way, sums, index * steps, steps, in_tile)
+                plgpu.barrier_wait(columns_there.at[which])
+                active = _gate(_gates_and_ups(sums), of_rows.at[pl.ds(in_tile, WIDE)], of_columns.at[which])
+                numbers = active.astype(dtype).astype(jnp.float32)
+                scales_ref[part, pl.ds(first, WIDE)] = _round(numbers, codes.at[group])
+                plgpu.commit_smem()  # type: ignore[no-untyped-call]
+                to = codes_ref.at[pl.ds(first, WIDE), pl.ds(part * BLOCK, BLOCK)]
+                plgpu.copy_smem_to_gmem(codes.at[group], to)
+
+            # Of three groups a thread has too few registers to begin with for sums of all outputs in one product.
+            apart = 1 if tiles.groups < 3 else 2
+            pl.run_scoped(multiply, *[plgpu.WGMMAAccumulatorRef((WIDE, 2 * BLOCK // apart))] * apart)
+
+        plgpu.wait_smem_to_gmem(0)
+
+    lax.cond(group == tiles.groups, fetch, compute)
+
+
+def _multiply(blocks_on_way: Ring, sums: Sequence[Any], first: Any, steps: int, start: Any) -> None:
+    """Adds the products of all steps. A block is free when the next one's products have begun and its own are added."""
+    slot = blocks_on_way.multiply(sums, first, start)
+
+    def add(step: Any, before: Any) -> Any:
+        slot = blocks_on_way.multiply(sums, step, start)
+        plgpu.wgmma_wait(len(sums))
+        plgpu.barrier_arrive(blocks_on_way.free.at[before])
+        return slot
+
+    slot = lax.fori_loop(first + 1, first + steps, add, slot)
+    plgpu.wgmma_wait(0)
+    plgpu.barrier_arrive(blocks_on_way.free.at[slot])
+
+
+def _gates_and_ups(sums: Sequence[Any]) -> list[jax.Array]:
+    found = [one[...] for one in sums]
+    return found if len(found) > 1 else [found[0][:, :BLOCK], found[0][:, BLOCK:]]
+
+
+def _gate(sums: list[jax.Array], of_rows: Any, of_columns: Any) -> jax.Array:
+    shape = (WIDE, BLOCK)
+    by_row = over_rows(load(of_rows, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False), shape)
+    both = []
+    for which in range(2):
+        columns = load(of_columns.at[which], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+        both.append(sums[which] * by_row * lax.broadcast_in_dim(columns, shape, (1,)))
+    gate, up = both
+    return gate / (1.0 + jnp.exp(-gate)) * up
+
+
+def _round(numbers: jax.Array, codes: Any) -> jax.Array:
+    """Codes to shared memory, when what was there has been stored. The scales of rows."""
+    # By their bits absolute values have their order, NaN above infinity.
+    bits = lax.bitcast_convert_type(numbers, jnp.int32) & ALL_BUT_SIGN
+    scale = row_scale(lax.bitcast_convert_type(bits.max(1), jnp.float32), codes.dtype)
+    inverse = over_rows(1.0 / scale, (WIDE, BLOCK))
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+    codes[...] = nearest_codes(numbers * inverse, codes.dtype)
+    return scale

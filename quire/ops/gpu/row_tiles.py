@@ -1,0 +1,123 @@
+"""Tiles of many rows: how programs share rows in codes and a matrix of codes, and the blocks that are on their way.
+
+Rows are the wide side of the device's products, 64 for each group of threads. Groups of a tile whose rows are no
+multiple of 64 have some rows in common, and so have tiles: both compute the same bits, and store them.
+
+One more group keeps blocks of rows and of the matrix on their way into shared memory. Programs of a cluster that need
+the same blocks get them together, each asks for a part: what multiprocessors can ask of the second cache is a limit.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.mosaic.gpu.fragmented_array import Tiling
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from quire.ops.gpu.code_product import NARROW, in_shared
+
+WIDE = 64  # rows of a group
+SIZE = 128  # inputs of a block
+REGISTERS = 512  # of a thread of each group, together
+FETCHING_REGISTERS = 32
+
+
+class RowTiles(NamedTuple):
+    """`num_tiles` of `height` rows, of which `groups` have 64 each."""
+
+    num_tiles: int
+    height: int
+    groups: int
+
+    @property
+    def apart(self) -> int:
+        """Rows from the begin of a group's to that of the next."""
+        return (self.height - WIDE) // max(1, self.groups - 1)
+
+    @property
+    def registers(self) -> int:
+        """Of each thread that computes."""
+        return min(232, (REGISTERS - FETCHING_REGISTERS) // self.groups // 8 * 8)
+
+
+def tiles_of(num_rows: int, count: int, most_groups: int) -> RowTiles | None:
+    """None where these rows cannot be in so many tiles."""
+    height = -(-num_rows // (count * NARROW)) * NARROW
+    for groups in range(-(-height // WIDE), most_groups + 1):
+        if height >= WIDE and (groups > 1 or height == WIDE) and (height - WIDE) % (NARROW * max(1, groups - 1)) == 0:
+            return RowTiles(count, height, groups)
+    return None
+
+
+def by_row(width: int) -> Any:
+    """The layout where half a warp has a row."""
+    return plgpu.Layout.TILED(
+        Tiling(((NARROW, width), (2, width), (width // 16,))), warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1
+    )
+
+
+class Ring(NamedTuple):
+    """Room for `ahead` blocks of rows [ahead, height, SIZE] and of the matrix [ahead, outputs, SIZE]."""
+
+    rows: Any
+    matrix: Any
+    there: Any  # barriers: a block has come
+    free: Any  # and has been read by all groups, those of other programs that get its parts, too
+
+    @property
+    def ahead(self) -> int:
+        return int(self.rows.shape[0])
+
+    def fetch(self, num_steps: Any, copy: Any) -> None:
+        """`copy(step, slot, barrier)` of all steps, which are `ahead` at least, as soon as there is room."""
+        plgpu.set_max_registers(FETCHING_REGISTERS, action="decrease")
+
+        @pl.loop(0, num_steps)
+        def _(step: Any) -> None:
+            slot = lax.rem(step, self.ahead)
+
+            @pl.when(step >= self.ahead)
+            def _() -> None:
+                plgpu.barrier_wait(self.free.at[slot])
+
+            copy(step, slot, self.there.at[slot])
+
+        @pl.loop(num_steps, num_steps + self.ahead)
+        def _(step: Any) -> None:  # a program ends when nobody writes into its memory any more
+            plgpu.barrier_wait(self.free.at[lax.rem(step, self.ahead)])
+
+    def multiply(self, sums: Sequence[Any], step: Any, start: Any) -> Any:
+        """Begins to add products of 64 rows from `start` on, each of `sums` those with its part of the outputs. The
+        slot of the step."""
+        slot = lax.rem(step, self.ahead)
+        plgpu.barrier_wait(self.there.at[slot])
+        each = self.matrix.shape[1] // len(sums)
+        for index, one in enumerate(sums):
+            of_outputs = self.matrix.at[slot, pl.ds(index * each, each)]
+            plgpu.wgmma(one, self.rows.at[slot, pl.ds(start, WIDE)], of_outputs.transpose((1, 0)))
+        return slot
+
+
+def ring(tiles: RowTiles, outputs: int, ahead: int, copies: int, dtype: Any, shared_by: str | None) -> tuple[Any, Any]:
+    """What a `Ring` is made of: memory, and barriers. `shared_by`: the axis of programs that get blocks together."""
+    transforms = in_shared(SIZE, dtype)
+    free: Any = (
+        plgpu.Barrier(num_arrivals=tiles.groups, num_barriers=ahead)
+        if shared_by is None
+        else plgpu.ClusterBarrier(collective_axes=(shared_by,), num_arrivals=tiles.groups, num_barriers=ahead)
+    )
+    memory = [plgpu.SMEM((ahead, height, SIZE), dtype, transforms=transforms) for height in (tiles.height, outputs)]
+    return memory, [plgpu.Barrier(num_arrivals=copies, num_barriers=ahead), free]
+
+
+def first_of(tiles: RowTiles, num_rows: int, tile: Any, group: Any) -> tuple[Any, Any]:
+    """The first row of a group, in its tile and among all."""
+    in_tile = group * tiles.apart
+    return in_tile, tile * (num_rows - tiles.height) + in_tile
+
+
+def over_rows(numbers: jax.Array, shape: tuple[int, int]) -> jax.Array:
+    """A number for each row."""
+    return lax.broadcast_in_dim(numbers, shape, (0,))
