@@ -5,7 +5,7 @@
     python bench/kernel_code.py e4m3 [--rows 8] [--shape 4096x14336] [--form added]       (or int8)
     python bench/kernel_code.py codes [--rows 64] [--shape 4096x4096]
     python bench/kernel_code.py gated [--rows 256] [--shape 28672x4096]
-    python bench/kernel_code.py scaled [--rows 256] [--shape 4096x14336]
+    python bench/kernel_code.py scaled [--rows 64] [--shape 4096x14336]
 
 It shows that a kernel is compiled, that its registers suffice, and how many instructions a change saves; not whether
 its numbers are right, nor how long it takes. `--form`: what follows a product of few rows. The compiler, ptxas, is that
@@ -33,8 +33,8 @@ from jax.sharding import SingleDeviceSharding
 from quire.ops.coded import Coded
 from quire.ops.four_bits import FourBits
 from quire.ops.gpu import few_rows
-from quire.ops.gpu.code_product import BLOCK
-from quire.ops.gpu.hopper_products import gate_codes, has_blocks, multiply_codes
+from quire.ops.gpu.code_product import BLOCK, MOST_ROWS
+from quire.ops.gpu.hopper_products import gate_codes, gate_many, has_blocks, multiply_codes
 
 # The facts about a device that the compiler asks for.
 H200 = """
@@ -108,8 +108,9 @@ def codes(case: Case) -> tuple[Callable[..., Any], Any]:
 def gated(case: Case) -> tuple[Callable[..., Any], Any]:
     given = [jax.ShapeDtypeStruct((count, case.inputs), jnp.float8_e4m3fn) for count in (case.rows, case.outputs)]
     scales = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((case.rows, 1), (case.outputs,))]
+    run = gate_codes if case.rows <= MOST_ROWS else gate_many
     return (
-        lambda rows, matrix, of_rows, of_columns: gate_codes(rows, of_rows, matrix, of_columns, jnp.bfloat16),
+        lambda rows, matrix, of_rows, of_columns: run(rows, of_rows, matrix, of_columns, jnp.bfloat16),
         (*given, *scales),
     )
 

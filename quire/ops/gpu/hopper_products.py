@@ -38,10 +38,6 @@ def _few_rows() -> Any | None:
 def multiply_codes(rows: jax.Array, matrix: jax.Array, dtype: Any, scales: jax.Array | None = None) -> jax.Array:
     module = _few_rows()
     assert module is not None
-    if scales is not None and len(rows) > module.MOST_ROWS:
-        from quire.ops.gpu.many_scaled_product import many_scaled_product
-
-        return many_scaled_product(rows, matrix, dtype, scales)
     out: jax.Array = module.code_product(rows, matrix, dtype, scales)
     return out
 
@@ -101,41 +97,43 @@ def gated_product(activation: Activation, x: Rows, gate_up: Any, down: Any) -> R
     return few_rows.gated(own, gate_up, factor) if few_rows.fits(len(x), x.dtype, gate_up, is_gated=True) else None
 
 
-def _gated_codes(x: RoundedRows, gate_up: Any, down: Any) -> BlockRows | None:
+def _gated_codes(x: RoundedRows, gate_up: Any, down: Any) -> BlockRows | jax.Array | None:
+    """Codes of few rows, and numbers of more: their next product is faster with one scale of each row."""
     if not (isinstance(gate_up, Coded) and isinstance(down, Coded)):
         return None
     dtypes = {one.row_code_dtype(len(x), CODE_PRODUCT) for one in (gate_up, down)}
     if x.codes.dtype != CODE or dtypes != {jnp.dtype(CODE)} or x.dtype.itemsize != 2:
         return None
-    if not has_gates(len(x), gate_up.shape[2], x.codes.shape[1], down.shape[0], x.dtype):
+    from quire.ops.gpu import code_product, gated_codes, many_gates
+
+    numbers, inputs = gate_up.shape[2], x.codes.shape[1]
+    matrix, scales = gate_up.codes.reshape(-1, inputs), gate_up.scales.reshape(-1).astype(jnp.float32)
+    if many_gates.gate_blocks_of(len(x), numbers, inputs) is not None:
+        active: jax.Array = gate_many(x.codes, x.scales, matrix, scales, x.dtype)
+        return active
+    has_next = code_product.blocks_of(len(x), down.shape[0], numbers, has_scales=True) is not None
+    if not has_next or gated_codes.gated_blocks_of(len(x), numbers, inputs, x.dtype) is None:
         return None
-    matrix, scales = gate_up.codes.reshape(-1, x.codes.shape[1]), gate_up.scales.reshape(-1).astype(jnp.float32)
     codes, block_scales = gate_codes(x.codes, x.scales, matrix, scales, x.dtype)
     return BlockRows(codes, block_scales, x.dtype)
-
-
-def has_gates(num_rows: int, numbers: int, inputs: int, outputs: int, dtype: Any) -> bool:
-    """True if there are kernels for `numbers` gates of `inputs` and for the product of them with the next matrix."""
-    from quire.ops.gpu import code_product, gated_codes, many_gated_codes, many_scaled_product
-
-    if num_rows <= code_product.MOST_ROWS:
-        gates = gated_codes.gated_blocks_of(num_rows, numbers, inputs, dtype)
-        return gates is not None and code_product.blocks_of(num_rows, outputs, numbers, has_scales=True) is not None
-    if many_gated_codes.many_gated_blocks_of(num_rows, numbers, inputs, dtype) is None:
-        return False
-    return many_scaled_product.scaled_blocks_of(num_rows, outputs, numbers) is not None
 
 
 @partial(jax.jit, static_argnums=4)
 def gate_codes(
     rows: jax.Array, row_scales: jax.Array, matrix: jax.Array, column_scales: jax.Array, dtype: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """Codes and scales of `BlockRows`; see quire.ops.gpu.gated_codes."""
-    from quire.ops.gpu import code_product, gated_codes, many_gated_codes
+    from quire.ops.gpu.gated_codes import gated_codes
 
-    is_few = len(rows) <= code_product.MOST_ROWS
-    run = gated_codes.gated_codes if is_few else many_gated_codes.many_gated_codes
-    return run(rows, row_scales, matrix, column_scales, dtype)
+    return gated_codes(rows, row_scales, matrix, column_scales, dtype)
+
+
+@partial(jax.jit, static_argnums=4)
+def gate_many(
+    rows: jax.Array, row_scales: jax.Array, matrix: jax.Array, column_scales: jax.Array, dtype: Any
+) -> jax.Array:
+    from quire.ops.gpu.many_gates import gated
+
+    return gated(rows, row_scales, matrix, column_scales, dtype)
 
 
 CODE_PRODUCT = CodeProduct(has_blocks, multiply_codes)

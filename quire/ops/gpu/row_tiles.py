@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.mosaic.gpu.fragmented_array import Tiling
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from quire.ops.gpu.code_product import NARROW, in_shared
@@ -49,13 +48,6 @@ def tiles_of(num_rows: int, count: int, most_groups: int) -> RowTiles | None:
         if height >= WIDE and (groups > 1 or height == WIDE) and (height - WIDE) % (NARROW * max(1, groups - 1)) == 0:
             return RowTiles(count, height, groups)
     return None
-
-
-def by_row(width: int) -> Any:
-    """The layout where half a warp has a row."""
-    return plgpu.Layout.TILED(
-        Tiling(((NARROW, width), (2, width), (width // 16,))), warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1
-    )
 
 
 class Ring(NamedTuple):

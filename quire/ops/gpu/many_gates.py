@@ -1,9 +1,10 @@
-"""Gates and ups of 72 to 256 rows, both in codes of e4m3, multiplied, gated and rounded to codes again in one launch.
+"""Gates and ups of 72 to 256 rows, both in codes of e4m3, multiplied and gated in one launch.
 
-As in quire.ops.gpu.gated_codes, a program has BLOCK gates of a row and the ups that belong to them, so that it has what
-has a scale of its own. The device adds the products of all inputs, as in the library's products of so many rows.
+A program has BLOCK gates of a row and the ups that belong to them. The device adds the products of all inputs, as in
+the library's products of so many rows, which is also the faster one for the next product: it takes one scale of each
+row, so that rows are rounded in a launch of their own.
 
-A program takes one part of the matrix after the other, and the blocks of the next one come while it gates and rounds.
+A program takes one part of the matrix after the other, and the blocks of the next one come while it gates.
 """
 
 from collections.abc import Sequence
@@ -27,24 +28,23 @@ from quire.ops.gpu.row_tiles import (
     ring,
     tiles_of,
 )
-from quire.ops.rounded_rows import nearest_codes, row_scale
 
-BLOCK = 128  # numbers of a row that have a scale
+BLOCK = 128  # gates of a program
+HALF = BLOCK // 2  # of them, which leave together: a row of shared memory
 FEWEST_ROWS, MOST_ROWS = 72, 256
 SHARED_BYTES = 224 << 10
 ALIGNED = 1024  # bytes: where arrays in shared memory begin
 LEAST_AHEAD, MOST_AHEAD = 3, 6
-ALL_BUT_SIGN = 0x7FFFFFFF
 PAIR = "pair"  # the axis of the programs of a cluster
 
 
-class ManyGatedBlocks(NamedTuple):
+class GateBlocks(NamedTuple):
     tiles: RowTiles
     ahead: int
     pairs: bool  # programs are pairs that share rows, or, with two tiles, the matrix
 
 
-def many_gated_blocks_of(num_rows: int, numbers: int, inputs: int, dtype: Any) -> ManyGatedBlocks | None:
+def gate_blocks_of(num_rows: int, numbers: int, inputs: int) -> GateBlocks | None:
     """None: the kernel is not for it."""
     if not FEWEST_ROWS <= num_rows <= MOST_ROWS or num_rows % 8 or numbers % BLOCK or inputs % SIZE:
         return None
@@ -53,27 +53,28 @@ def many_gated_blocks_of(num_rows: int, numbers: int, inputs: int, dtype: Any) -
         ahead = 0 if tiles is None else min(ahead_of(tiles), inputs // SIZE)
         if tiles is not None and ahead >= LEAST_AHEAD:
             pairs = count == 2 or (numbers % (2 * BLOCK) == 0 and num_rows % 16 == 0)
-            return ManyGatedBlocks(tiles, ahead, pairs)
+            return GateBlocks(tiles, ahead, pairs)
     return None
 
 
 def ahead_of(tiles: RowTiles) -> int:
     """Blocks that have room at once."""
-    of_codes = tiles.groups * WIDE * BLOCK + ALIGNED + 16 * BLOCK
-    return min(MOST_AHEAD, (SHARED_BYTES - of_codes) // ((tiles.height + 2 * BLOCK) * SIZE))
+    of_halves = tiles.groups * WIDE * HALF * 2 + ALIGNED + 16 * BLOCK
+    return min(MOST_AHEAD, (SHARED_BYTES - of_halves) // ((tiles.height + 2 * BLOCK) * SIZE))
 
 
-def many_gated_codes(
+def gated(
     rows: jax.Array,
     row_scales: jax.Array,
     matrix: jax.Array,
     column_scales: jax.Array,
     dtype: Any,
-    blocks: ManyGatedBlocks | None = None,
-) -> tuple[jax.Array, jax.Array]:
-    """As `gated_codes`."""
+    blocks: GateBlocks | None = None,
+) -> jax.Array:
+    """silu(gates) * ups [t, m] in `dtype`, of two bytes, of rows [t, inputs] with scales [t, 1], and of a matrix
+    [2 * m, inputs] with scales [2 * m], gates first."""
     (tokens, inputs), numbers = rows.shape, len(matrix) // 2
-    blocks = blocks or many_gated_blocks_of(tokens, numbers, inputs, dtype)
+    blocks = blocks or gate_blocks_of(tokens, numbers, inputs)
     assert blocks is not None
     tiles, ahead, pairs = blocks
     of_program = 1 + (pairs and tiles.num_tiles == 1)  # parts of the matrix that a pair has at once
@@ -82,13 +83,10 @@ def many_gated_codes(
     grid: Any = (programs, tiles.num_tiles) if not pairs and tiles.num_tiles > 1 else (programs,)
     ring_blocks, ring_barriers = ring(tiles, 2 * BLOCK, ahead, 3, rows.dtype, PAIR if pairs else None)
     run = plgpu.kernel(
-        partial(_kernel, blocks, dtype),
-        out_type=(
-            jax.ShapeDtypeStruct((tokens, numbers), rows.dtype),  # type: ignore[no-untyped-call]
-            jax.ShapeDtypeStruct((numbers // BLOCK, tokens), jnp.float32),  # type: ignore[no-untyped-call]
-        ),
+        partial(_kernel, blocks),
+        out_type=jax.ShapeDtypeStruct((tokens, numbers), dtype),  # type: ignore[no-untyped-call]
         scratch_types=(
-            plgpu.SMEM((tiles.groups, WIDE, BLOCK), rows.dtype, transforms=in_shared(BLOCK, rows.dtype)),
+            plgpu.SMEM((tiles.groups, WIDE, HALF), dtype, transforms=in_shared(HALF, dtype)),
             ring_blocks,
             plgpu.SMEM((2, 2, BLOCK), jnp.float32),
             plgpu.SMEM((tiles.height,), jnp.float32),
@@ -100,14 +98,14 @@ def many_gated_codes(
         grid_names=("program", "tile")[: len(grid)],
         num_threads=tiles.groups + 1,
         thread_name="group",
-        kernel_name="many_gated_codes",
+        kernel_name="many_gates",
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup, approx_math=True, unsafe_no_auto_barriers=True
         ),
         **across,
     )
     of_columns = column_scales.reshape(2, numbers)
-    out: tuple[jax.Array, jax.Array] = run(rows, row_scales[:, 0], matrix.reshape(2, numbers, inputs), of_columns)
+    out: jax.Array = run(rows, row_scales[:, 0], matrix.reshape(2, numbers, inputs), of_columns)
     return out
 
 
@@ -120,7 +118,7 @@ class _Place(NamedTuple):
     num_parts: Any
 
     @staticmethod
-    def of(blocks: ManyGatedBlocks, num_parts: int) -> "_Place":
+    def of(blocks: GateBlocks, num_parts: int) -> "_Place":
         tiles, _, pairs = blocks
         program = lax.axis_index("program")
         apart = lax.axis_size("program")
@@ -135,15 +133,13 @@ class _Place(NamedTuple):
 
 
 def _kernel(
-    blocks: ManyGatedBlocks,
-    dtype: Any,
+    blocks: GateBlocks,
     rows_ref: Any,
     row_scales_ref: Any,
     matrix_ref: Any,
     column_scales_ref: Any,
-    codes_ref: Any,
-    scales_ref: Any,
-    codes: Any,
+    out_ref: Any,
+    halves: Any,
     ring_blocks: Any,
     of_columns: Any,
     of_rows: Any,
@@ -153,7 +149,7 @@ def _kernel(
 ) -> None:
     (tokens, inputs), tiles = rows_ref.shape, blocks.tiles
     blocks_on_way, steps = Ring(*ring_blocks, *ring_barriers), inputs // SIZE
-    place, group = _Place.of(blocks, codes_ref.shape[1] // BLOCK), lax.axis_index("group")
+    place, group = _Place.of(blocks, out_ref.shape[1] // BLOCK), lax.axis_index("group")
     in_tile, first = first_of(tiles, tokens, place.tile, group)
     of_tile = pl.ds(place.tile * (tokens - tiles.height), tiles.height)
     together = (PAIR,) if blocks.pairs else None
@@ -192,11 +188,12 @@ def _kernel(
                 _multiply(blocks_on_way, sums, index * steps, steps, in_tile)
                 plgpu.barrier_wait(columns_there.at[which])
                 active = _gate(_gates_and_ups(sums), of_rows.at[pl.ds(in_tile, WIDE)], of_columns.at[which])
-                numbers = active.astype(dtype).astype(jnp.float32)
-                scales_ref[part, pl.ds(first, WIDE)] = _round(numbers, codes.at[group])
-                plgpu.commit_smem()  # type: ignore[no-untyped-call]
-                to = codes_ref.at[pl.ds(first, WIDE), pl.ds(part * BLOCK, BLOCK)]
-                plgpu.copy_smem_to_gmem(codes.at[group], to)
+                for half in range(2):
+                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                    halves[group, :, :] = active[:, half * HALF : (half + 1) * HALF].astype(out_ref.dtype)
+                    plgpu.commit_smem()  # type: ignore[no-untyped-call]
+                    to = out_ref.at[pl.ds(first, WIDE), pl.ds(part * BLOCK + half * HALF, HALF)]
+                    plgpu.copy_smem_to_gmem(halves.at[group], to)
 
             # Of three groups a thread has too few registers to begin with for sums of all outputs in one product.
             apart = 1 if tiles.groups < 3 else 2
@@ -236,14 +233,3 @@ def _gate(sums: list[jax.Array], of_rows: Any, of_columns: Any) -> jax.Array:
         both.append(sums[which] * by_row * lax.broadcast_in_dim(columns, shape, (1,)))
     gate, up = both
     return gate / (1.0 + jnp.exp(-gate)) * up
-
-
-def _round(numbers: jax.Array, codes: Any) -> jax.Array:
-    """Codes to shared memory, when what was there has been stored. The scales of rows."""
-    # By their bits absolute values have their order, NaN above infinity.
-    bits = lax.bitcast_convert_type(numbers, jnp.int32) & ALL_BUT_SIGN
-    scale = row_scale(lax.bitcast_convert_type(bits.max(1), jnp.float32), codes.dtype)
-    inverse = over_rows(1.0 / scale, (WIDE, BLOCK))
-    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    codes[...] = nearest_codes(numbers * inverse, codes.dtype)
-    return scale
