@@ -1,4 +1,4 @@
-"""Gates and ups of 72 to 256 rows, both in codes of e4m3, multiplied and gated in one launch.
+"""Gates and ups of many rows of decodes, both in codes of e4m3, multiplied and gated in one launch.
 
 A program has BLOCK gates of a row and the ups that belong to them. The device adds the products of all inputs, as in
 the library's products of so many rows, which is also the faster one for the next product: it takes one scale of each
@@ -7,7 +7,6 @@ row, so that rows are rounded in a launch of their own.
 A program takes one part of the matrix after the other, and the blocks of the next one come while it gates.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,7 +30,7 @@ from quire.ops.gpu.row_tiles import (
 
 BLOCK = 128  # gates of a program
 HALF = BLOCK // 2  # of them, which leave together: a row of shared memory
-FEWEST_ROWS, MOST_ROWS = 72, 256
+TILES = (72, 128), (200, 256)  # rows of one tile, and of two; between them the library's product is as fast
 SHARED_BYTES = 224 << 10
 ALIGNED = 1024  # bytes: where arrays in shared memory begin
 LEAST_AHEAD, MOST_AHEAD = 3, 6
@@ -41,20 +40,19 @@ PAIR = "pair"  # the axis of the programs of a cluster
 class GateBlocks(NamedTuple):
     tiles: RowTiles
     ahead: int
-    pairs: bool  # programs are pairs that share rows, or, with two tiles, the matrix
+    pairs: bool  # programs are pairs that share rows, or, with two tiles, which they always are, the matrix
 
 
 def gate_blocks_of(num_rows: int, numbers: int, inputs: int) -> GateBlocks | None:
     """None: the kernel is not for it."""
-    if not FEWEST_ROWS <= num_rows <= MOST_ROWS or num_rows % 8 or numbers % BLOCK or inputs % SIZE:
+    count = next((n for n, (least, most) in enumerate(TILES, 1) if least <= num_rows <= most), 0)
+    if not count or num_rows % 8 or numbers % BLOCK or inputs % SIZE:
         return None
-    for count, most_groups in ((1, 3), (2, 2)):
-        tiles = tiles_of(num_rows, count, most_groups)
-        ahead = 0 if tiles is None else min(ahead_of(tiles), inputs // SIZE)
-        if tiles is not None and ahead >= LEAST_AHEAD:
-            pairs = count == 2 or (numbers % (2 * BLOCK) == 0 and num_rows % 16 == 0)
-            return GateBlocks(tiles, ahead, pairs)
-    return None
+    tiles = tiles_of(num_rows, count)
+    ahead = 0 if tiles is None else min(ahead_of(tiles), inputs // SIZE)
+    if tiles is None or ahead < LEAST_AHEAD:
+        return None
+    return GateBlocks(tiles, ahead, pairs=count == 2 or (numbers % (2 * BLOCK) == 0 and num_rows % 16 == 0))
 
 
 def ahead_of(tiles: RowTiles) -> int:
@@ -69,18 +67,16 @@ def gated(
     matrix: jax.Array,
     column_scales: jax.Array,
     dtype: Any,
-    blocks: GateBlocks | None = None,
 ) -> jax.Array:
     """silu(gates) * ups [t, m] in `dtype`, of two bytes, of rows [t, inputs] with scales [t, 1], and of a matrix
     [2 * m, inputs] with scales [2 * m], gates first."""
     (tokens, inputs), numbers = rows.shape, len(matrix) // 2
-    blocks = blocks or gate_blocks_of(tokens, numbers, inputs)
+    blocks = gate_blocks_of(tokens, numbers, inputs)
     assert blocks is not None
     tiles, ahead, pairs = blocks
     of_program = 1 + (pairs and tiles.num_tiles == 1)  # parts of the matrix that a pair has at once
     programs = min(numbers // BLOCK // of_program, MULTIPROCESSORS // (1 + pairs))
     across: dict[str, Any] = {"cluster": (2,), "cluster_names": (PAIR,)} if pairs else {}
-    grid: Any = (programs, tiles.num_tiles) if not pairs and tiles.num_tiles > 1 else (programs,)
     ring_blocks, ring_barriers = ring(tiles, 2 * BLOCK, ahead, 3, rows.dtype, PAIR if pairs else None)
     run = plgpu.kernel(
         partial(_kernel, blocks),
@@ -94,8 +90,8 @@ def gated(
             plgpu.Barrier(),
             plgpu.Barrier(num_barriers=2),
         ),
-        grid=grid,
-        grid_names=("program", "tile")[: len(grid)],
+        grid=(programs,),
+        grid_names=("program",),
         num_threads=tiles.groups + 1,
         thread_name="group",
         kernel_name="many_gates",
@@ -125,7 +121,7 @@ class _Place(NamedTuple):
         if tiles.num_tiles == 1 and pairs:
             count = (num_parts // 2 - program + apart - 1) // apart
             return _Place(0, 2 * program + lax.axis_index(PAIR), 2 * apart, count)
-        tile: Any = 0 if tiles.num_tiles == 1 else lax.axis_index(PAIR if pairs else "tile")
+        tile: Any = 0 if tiles.num_tiles == 1 else lax.axis_index(PAIR)
         return _Place(tile, program, apart, (num_parts - program + apart - 1) // apart)
 
     def part(self, index: Any) -> Any:
@@ -184,10 +180,10 @@ def _kernel(
         def _(index: Any) -> None:
             which, part = lax.rem(index, 2), place.part(index)
 
-            def multiply(*sums: Any) -> None:
+            def multiply(sums: Any) -> None:
                 _multiply(blocks_on_way, sums, index * steps, steps, in_tile)
                 plgpu.barrier_wait(columns_there.at[which])
-                active = _gate(_gates_and_ups(sums), of_rows.at[pl.ds(in_tile, WIDE)], of_columns.at[which])
+                active = _gate(sums[...], of_rows.at[pl.ds(in_tile, WIDE)], of_columns.at[which])
                 for half in range(2):
                     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                     halves[group, :, :] = active[:, half * HALF : (half + 1) * HALF].astype(out_ref.dtype)
@@ -195,22 +191,20 @@ def _kernel(
                     to = out_ref.at[pl.ds(first, WIDE), pl.ds(part * BLOCK + half * HALF, HALF)]
                     plgpu.copy_smem_to_gmem(halves.at[group], to)
 
-            # Of three groups a thread has too few registers to begin with for sums of all outputs in one product.
-            apart = 1 if tiles.groups < 3 else 2
-            pl.run_scoped(multiply, *[plgpu.WGMMAAccumulatorRef((WIDE, 2 * BLOCK // apart))] * apart)
+            pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((WIDE, 2 * BLOCK)))
 
         plgpu.wait_smem_to_gmem(0)
 
     lax.cond(group == tiles.groups, fetch, compute)
 
 
-def _multiply(blocks_on_way: Ring, sums: Sequence[Any], first: Any, steps: int, start: Any) -> None:
+def _multiply(blocks_on_way: Ring, sums: Any, first: Any, steps: int, start: Any) -> None:
     """Adds the products of all steps. A block is free when the next one's products have begun and its own are added."""
     slot = blocks_on_way.multiply(sums, first, start)
 
     def add(step: Any, before: Any) -> Any:
         slot = blocks_on_way.multiply(sums, step, start)
-        plgpu.wgmma_wait(len(sums))
+        plgpu.wgmma_wait(1)
         plgpu.barrier_arrive(blocks_on_way.free.at[before])
         return slot
 
@@ -219,17 +213,12 @@ def _multiply(blocks_on_way: Ring, sums: Sequence[Any], first: Any, steps: int, 
     plgpu.barrier_arrive(blocks_on_way.free.at[slot])
 
 
-def _gates_and_ups(sums: Sequence[Any]) -> list[jax.Array]:
-    found = [one[...] for one in sums]
-    return found if len(found) > 1 else [found[0][:, :BLOCK], found[0][:, BLOCK:]]
-
-
-def _gate(sums: list[jax.Array], of_rows: Any, of_columns: Any) -> jax.Array:
+def _gate(sums: jax.Array, of_rows: Any, of_columns: Any) -> jax.Array:
     shape = (WIDE, BLOCK)
     by_row = over_rows(load(of_rows, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False), shape)
     both = []
     for which in range(2):
         columns = load(of_columns.at[which], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
-        both.append(sums[which] * by_row * lax.broadcast_in_dim(columns, shape, (1,)))
+        both.append(sums[:, which * BLOCK : (which + 1) * BLOCK] * by_row * lax.broadcast_in_dim(columns, shape, (1,)))
     gate, up = both
     return gate / (1.0 + jnp.exp(-gate)) * up

@@ -7,7 +7,6 @@ One more group keeps blocks of rows and of the matrix on their way into shared m
 the same blocks get them together, each asks for a part: what multiprocessors can ask of the second cache is a limit.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -41,13 +40,12 @@ class RowTiles(NamedTuple):
         return min(232, (REGISTERS - FETCHING_REGISTERS) // self.groups // 8 * 8)
 
 
-def tiles_of(num_rows: int, count: int, most_groups: int) -> RowTiles | None:
-    """None where these rows cannot be in so many tiles."""
+def tiles_of(num_rows: int, count: int) -> RowTiles | None:
+    """None where these rows cannot be in so many tiles of one or two groups."""
     height = -(-num_rows // (count * NARROW)) * NARROW
-    for groups in range(-(-height // WIDE), most_groups + 1):
-        if height >= WIDE and (groups > 1 or height == WIDE) and (height - WIDE) % (NARROW * max(1, groups - 1)) == 0:
-            return RowTiles(count, height, groups)
-    return None
+    if not WIDE <= height <= 2 * WIDE:
+        return None
+    return RowTiles(count, height, 1 if height == WIDE else 2)
 
 
 class Ring(NamedTuple):
@@ -80,15 +78,11 @@ class Ring(NamedTuple):
         def _(step: Any) -> None:  # a program ends when nobody writes into its memory any more
             plgpu.barrier_wait(self.free.at[lax.rem(step, self.ahead)])
 
-    def multiply(self, sums: Sequence[Any], step: Any, start: Any) -> Any:
-        """Begins to add products of 64 rows from `start` on, each of `sums` those with its part of the outputs. The
-        slot of the step."""
+    def multiply(self, sums: Any, step: Any, start: Any) -> Any:
+        """Begins to add products of 64 rows from `start` on. The slot of the step."""
         slot = lax.rem(step, self.ahead)
         plgpu.barrier_wait(self.there.at[slot])
-        each = self.matrix.shape[1] // len(sums)
-        for index, one in enumerate(sums):
-            of_outputs = self.matrix.at[slot, pl.ds(index * each, each)]
-            plgpu.wgmma(one, self.rows.at[slot, pl.ds(start, WIDE)], of_outputs.transpose((1, 0)))
+        plgpu.wgmma(sums, self.rows.at[slot, pl.ds(start, WIDE)], self.matrix.at[slot].transpose((1, 0)))
         return slot
 
 
