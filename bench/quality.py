@@ -32,11 +32,14 @@ from quire.models.formats.quantized_source import open_checkpoint
 from quire.models.params import Param, ParamTree
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
-from quire.ops.attention import whole_sequence
+from quire.ops.attention import Attend, whole_sequence
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.gpu.coded_prompts import LARGEST_WEIGHT
+from quire.ops.gpu.prompt_heads import CODE, EVERY, ROOM
 from quire.ops.heads import Heads, joined
 from quire.ops.native_weight import NativeWeight
 from quire.ops.pages import as_they_meet, coded, widened
+from quire.ops.rounded_rows import LARGEST_FLOAT8, LEAST_SCALE, RoundedRows, nearest_codes
 from quire.text.tokenizer import load_tokenizer
 
 Array = np.ndarray[Any, Any]
@@ -116,6 +119,8 @@ def compare(name: str, model: Decoder, weights: Weights, windows: Array, others:
     for cache in CACHES:
         report(f"{name}, cache {cache}", reference, logprobs(model, weights("none"), windows, cache), windows)
     report(f"{name}, fp8, cache fp8", reference, logprobs(model, weights("fp8"), windows, CACHES[0]), windows)
+    in_codes = logprobs(model, weights("fp8"), windows, attend=prompt_in_codes)
+    report(f"{name}, fp8, cache fp8, prompts in codes", reference, in_codes, windows)
     for other, file in others.items():
         logits = np.load(file, mmap_mode="r").reshape(len(windows), WINDOW, -1)
         given = [np.asarray(jax.nn.log_softmax(jnp.asarray(window), axis=-1)) for window in logits]
@@ -181,9 +186,30 @@ def with_cache(dtype: str, spec: AttentionSpec, heads: Heads, state: None) -> tu
     return whole_sequence(spec, joined(q, k, v)._replace(sinks=heads.sinks), state)
 
 
-def logprobs(model: Decoder, weights: ParamTree, windows: Array, cache: str | None = None) -> list[Array]:
-    """float32 [WINDOW, vocabulary] of each window, with a cache of this type."""
-    attend = whole_sequence if cache is None else partial(with_cache, cache)
+def prompt_in_codes(spec: AttentionSpec, heads: Heads, state: None) -> tuple[RoundedRows, None]:
+    """Attention of a prompt in e4m3, as `quire.ops.gpu.coded_prompts` has it for long ones, here for any."""
+    q, k, v = heads.finished()
+    some_keys = k[::EVERY]
+    scales = [jnp.maximum(jnp.abs(part[::EVERY]).max() * (ROOM / LARGEST_FLOAT8), LEAST_SCALE) for part in (q, k, v)]
+    held = q, k - some_keys.mean(axis=0), v
+    q, k, v = (nearest_codes(x / scale, CODE).astype(jnp.float32) for x, scale in zip(held, scales, strict=True))
+    scores = jnp.einsum("tkgh,skh->kgts", q, k) * (scales[0] * scales[1] * spec.scale)
+    scores = jnp.where(jnp.tri(len(q), dtype=bool), scores, -jnp.inf)
+    weights = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
+    coded_weights = nearest_codes(weights * LARGEST_WEIGHT, CODE).astype(jnp.float32) / LARGEST_WEIGHT
+    # Of values in their codes: a mean is no larger than they are, so that it needs no other scale.
+    means = jnp.einsum("kgts,skh->kgth", coded_weights, v) / weights.sum(axis=-1, keepdims=True)
+    codes = nearest_codes(means.transpose(2, 0, 1, 3).reshape(len(q), -1), CODE)
+    of_rows = jnp.broadcast_to(scales[2], (len(q), 1))
+    return RoundedRows(codes.astype(jnp.float32) * of_rows, codes, of_rows), state
+
+
+def logprobs(
+    model: Decoder, weights: ParamTree, windows: Array, cache: str | None = None, attend: Attend | None = None
+) -> list[Array]:
+    """float32 [WINDOW, vocabulary] of each window, with a cache of this type, or with this attention."""
+    if attend is None:
+        attend = whole_sequence if cache is None else partial(with_cache, cache)
 
     @jax.jit
     def run(weights: ParamTree, tokens: jax.Array) -> jax.Array:
