@@ -1,7 +1,7 @@
 """Products of few rows, each in one launch with what follows it.
 
 A step of few rows reads its weights and does little else, so each launch between two products takes time for itself.
-The product that a block ends with is therefore left to its reader (`PendingProduct`), who adds it to x and multiplies
+The product that a block ends with is therefore left to its reader (`PendingProduct`), which adds it to x and multiplies
 it by the weight of a norm in the same launch. What the norm lacks then, the factor of each row, is applied by the
 product that reads it (`NormalRows`).
 """

@@ -1,6 +1,8 @@
 """The attention of a step whose tokens are those of a few sequences, from the first on."""
 
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +11,8 @@ import pytest
 
 from quire.ops.attention_reference import causal_attention
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.heads import joined
-from quire.ops.pages import PageAccess, Segments, Tiles, put, write_targets
+from quire.ops.heads import Heads, joined
+from quire.ops.pages import KVWriteTargets, PageAccess, Pages, Segments, Tiles, put, write_targets
 from quire.ops.step_attention import PLAIN, step_attention
 
 SPEC = AttentionSpec(kv_heads=2, group=3, head_dim=8, scale=0.4)
@@ -59,6 +61,30 @@ def test_new_sequences_are_attended_to_as_their_tiles_are(lengths: list[int]) ->
     np.testing.assert_allclose(got[real], expected[real], rtol=2e-5, atol=2e-6)
     declined, _ = plain(joined(q, k, v), (empty, empty), access)
     np.testing.assert_array_equal(declined, expected)
+
+
+def test_one_new_sequence_is_first_offered_to_the_kernel_that_keeps_its_heads_in_codes() -> None:
+    heads = joined(jnp.ones((TOKENS, 2, 3, 8)), *jnp.ones((2, TOKENS, 2, 8)))
+    empty = jnp.zeros((60, PAGE_SIZE, 2, 8))
+    rows, asked = jnp.full((TOKENS, 48), 7.0), []
+
+    def prompt_in_codes(spec: AttentionSpec, heads: Heads, pages: Pages, targets: KVWriteTargets) -> Any:
+        asked.append(heads.sinks)
+        return (rows, pages) if spec.read_in is not None else None
+
+    kernels = PLAIN._replace(prompt_in_codes=prompt_in_codes)
+    access = laid_out([41])
+    one = access._replace(segments=Segments(*(array[:1] for array in access.segments or ())))
+    coded = replace(SPEC, read_in=jnp.float8_e4m3fn)
+    got, pages = step_attention(kernels, coded, heads, (empty, empty), one)
+    assert got is rows
+    assert pages[0] is empty
+    declined, _ = step_attention(kernels, SPEC, heads, (empty, empty), one)
+    assert declined.shape == (TOKENS, 2, 3, 8)
+    assert asked == [None, None]
+    for others in (access, access._replace(segments=None)):  # several sequences, and tokens that go on with one
+        step_attention(kernels, coded, heads, (empty, empty), others)
+    assert len(asked) == 2
 
 
 def test_padding_is_written_nowhere() -> None:

@@ -55,7 +55,7 @@ def blocks_of(num_rows: int, outputs: int, inputs: int, *, has_scales: bool = Fa
 
 
 def in_shared(size: int, dtype: Any) -> tuple[Any, Any]:
-    """How blocks with `size` numbers of each row are in shared memory."""
+    """The form in which blocks with `size` numbers of each row are in shared memory."""
     each = jnp.dtype(dtype).itemsize
     row_bytes = plgpu.find_swizzle(8 * each * size)
     return plgpu.TilingTransform((8, row_bytes // each)), plgpu.SwizzleTransform(row_bytes)

@@ -40,7 +40,7 @@ class RowBlocks(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """What the choice depends on. Outputs are in `pieces`, of each of which a program has as many: gates and ups."""
+    """The matrix. Outputs are in `pieces`, of each of which a program has as many: gates and ups."""
 
     outputs: int
     inputs: int

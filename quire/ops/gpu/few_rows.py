@@ -26,7 +26,7 @@ Weight = FourBits | Coded
 
 
 class RowFactor(NamedTuple):
-    """What rows lack to be normal: 1 / sqrt(mean of squares + eps), of what they were before the norm's weight."""
+    """The factors that rows lack to be normal: 1 / sqrt(mean of squares + eps), of the rows before the norm."""
 
     squares: jax.Array  # float32 [parts, rows]: sums
     eps: float

@@ -77,16 +77,15 @@ def gated(
     of_program = 1 + (pairs and tiles.num_tiles == 1)  # parts of the matrix that a pair has at once
     programs = min(numbers // BLOCK // of_program, MULTIPROCESSORS // (1 + pairs))
     across: dict[str, Any] = {"cluster": (2,), "cluster_names": (PAIR,)} if pairs else {}
-    ring_blocks, ring_barriers = ring(tiles, 2 * BLOCK, ahead, 3, rows.dtype, PAIR if pairs else None)
+    memory, barriers = ring(tiles, 2 * BLOCK, ahead, 3, rows.dtype, PAIR if pairs else None)
     run = plgpu.kernel(
         partial(_kernel, blocks),
         out_type=jax.ShapeDtypeStruct((tokens, numbers), dtype),  # type: ignore[no-untyped-call]
         scratch_types=(
             plgpu.SMEM((tiles.groups, WIDE, HALF), dtype, transforms=in_shared(HALF, dtype)),
-            ring_blocks,
+            [*memory, *barriers],
             plgpu.SMEM((2, 2, BLOCK), jnp.float32),
             plgpu.SMEM((tiles.height,), jnp.float32),
-            ring_barriers,
             plgpu.Barrier(),
             plgpu.Barrier(num_barriers=2),
         ),
@@ -106,7 +105,7 @@ def gated(
 
 
 class _Place(NamedTuple):
-    """Which part of the rows a program has, and which parts of the matrix, one after the other."""
+    """The part of the rows that a program has, and its parts of the matrix, one after the other."""
 
     tile: Any
     first: Any
@@ -136,19 +135,19 @@ def _kernel(
     column_scales_ref: Any,
     out_ref: Any,
     halves: Any,
-    ring_blocks: Any,
+    coming: Any,
     of_columns: Any,
     of_rows: Any,
-    ring_barriers: Any,
     rows_there: Any,
     columns_there: Any,
 ) -> None:
     (tokens, inputs), tiles = rows_ref.shape, blocks.tiles
-    blocks_on_way, steps = Ring(*ring_blocks, *ring_barriers), inputs // SIZE
+    coming, steps = Ring(*coming), inputs // SIZE
     place, group = _Place.of(blocks, out_ref.shape[1] // BLOCK), lax.axis_index("group")
     in_tile, first = first_of(tiles, tokens, place.tile, group)
     of_tile = pl.ds(place.tile * (tokens - tiles.height), tiles.height)
     together = (PAIR,) if blocks.pairs else None
+    rows_by, matrix_by = (together, None) if tiles.num_tiles == 1 else (None, together)
 
     def fetch() -> None:
         plgpu.copy_gmem_to_smem(row_scales_ref.at[of_tile], of_rows, rows_there)
@@ -162,15 +161,12 @@ def _kernel(
                 which = lax.rem(index, 2)
                 plgpu.copy_gmem_to_smem(column_scales_ref.at[:, part], of_columns.at[which], columns_there.at[which])
 
-            rows_by, matrix_by = (together, None) if tiles.num_tiles == 1 else (None, together)
-            plgpu.copy_gmem_to_smem(
-                rows_ref.at[of_tile, at], blocks_on_way.rows.at[slot], there, collective_axes=rows_by
-            )
+            plgpu.copy_gmem_to_smem(rows_ref.at[of_tile, at], coming.rows.at[slot], there, collective_axes=rows_by)
             for which in range(2):
-                to = blocks_on_way.matrix.at[slot, pl.ds(which * BLOCK, BLOCK)]
+                to = coming.matrix.at[slot, pl.ds(which * BLOCK, BLOCK)]
                 plgpu.copy_gmem_to_smem(matrix_ref.at[which, part, at], to, there, collective_axes=matrix_by)
 
-        blocks_on_way.fetch(place.num_parts * steps, copy)
+        coming.fetch(place.num_parts * steps, copy)
 
     def compute() -> None:
         plgpu.set_max_registers(tiles.registers, action="increase")
@@ -178,18 +174,13 @@ def _kernel(
 
         @pl.loop(0, place.num_parts)
         def _(index: Any) -> None:
-            which, part = lax.rem(index, 2), place.part(index)
+            which = lax.rem(index, 2)
 
             def multiply(sums: Any) -> None:
-                _multiply(blocks_on_way, sums, index * steps, steps, in_tile)
+                _multiply(coming, sums, index * steps, steps, in_tile)
                 plgpu.barrier_wait(columns_there.at[which])
                 active = _gate(sums[...], of_rows.at[pl.ds(in_tile, WIDE)], of_columns.at[which])
-                for half in range(2):
-                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                    halves[group, :, :] = active[:, half * HALF : (half + 1) * HALF].astype(out_ref.dtype)
-                    plgpu.commit_smem()  # type: ignore[no-untyped-call]
-                    to = out_ref.at[pl.ds(first, WIDE), pl.ds(part * BLOCK + half * HALF, HALF)]
-                    plgpu.copy_smem_to_gmem(halves.at[group], to)
+                _store(active, halves.at[group], out_ref.at[pl.ds(first, WIDE)], place.part(index) * BLOCK)
 
             pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((WIDE, 2 * BLOCK)))
 
@@ -222,3 +213,12 @@ def _gate(sums: jax.Array, of_rows: Any, of_columns: Any) -> jax.Array:
         both.append(sums[:, which * BLOCK : (which + 1) * BLOCK] * by_row * lax.broadcast_in_dim(columns, shape, (1,)))
     gate, up = both
     return gate / (1.0 + jnp.exp(-gate)) * up
+
+
+def _store(active: jax.Array, half_ref: Any, out_ref: Any, start: Any) -> None:
+    """A half after the other, through shared memory."""
+    for half in range(2):
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        half_ref[...] = active[:, half * HALF : (half + 1) * HALF].astype(out_ref.dtype)
+        plgpu.commit_smem()  # type: ignore[no-untyped-call]
+        plgpu.copy_smem_to_gmem(half_ref, out_ref.at[:, pl.ds(start + half * HALF, HALF)])

@@ -53,7 +53,7 @@ def place_heads(
 
 
 class Given(NamedTuple):
-    """Which arrays of heads a kernel is given, and the constants of norms."""
+    """The arrays of heads that a kernel is given, and the constants of norms."""
 
     q_norm: tuple[float, float] | None
     k_norm: tuple[float, float] | None
@@ -63,7 +63,7 @@ class Given(NamedTuple):
     def reader(
         self, refs: list[Any], block: int, dtype: Any, every: int = 1
     ) -> tuple["HeadReader", tuple[Any | None, Any | None]]:
-        """What reads the heads of a program, and the norms of queries and of keys. Takes its arrays from the front of
+        """A reader of the heads of a program, and the norms of queries and of keys. Takes its arrays from the front of
         `refs`."""
         qkv_ref = refs.pop(0)
         scale_refs: list[Any] = [refs.pop(0) for _ in range(2 * self.has_scales)]

@@ -1,4 +1,4 @@
-"""What becomes of the sums of a product of few rows, in the registers in which they are: see `few_row_kernel`.
+"""The ends of a product of few rows, in the registers in which its sums are: see `few_row_kernel`.
 
 What a result is made of besides the sums is asked for when the program begins, so that nothing waits for it at the end.
 """

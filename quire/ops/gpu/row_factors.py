@@ -1,4 +1,4 @@
-"""What makes the rows of a product normal: a factor of each, of the squares that the product before has summed.
+"""Factors that make the rows of a product normal: of the squares that the product before has summed.
 
 Rows come without it, since no program of the kernel that makes them has a whole row. Sums are multiplied by it. A group
 of threads adds the squares in an order that depends on nothing but their number.

@@ -75,7 +75,7 @@ class Ring(NamedTuple):
             copy(step, slot, self.there.at[slot])
 
         @pl.loop(num_steps, num_steps + self.ahead)
-        def _(step: Any) -> None:  # a program ends when nobody writes into its memory any more
+        def _(step: Any) -> None:  # a program ends when no other writes into its memory any more
             plgpu.barrier_wait(self.free.at[lax.rem(step, self.ahead)])
 
     def multiply(self, sums: Any, step: Any, start: Any) -> Any:
@@ -87,7 +87,7 @@ class Ring(NamedTuple):
 
 
 def ring(tiles: RowTiles, outputs: int, ahead: int, copies: int, dtype: Any, shared_by: str | None) -> tuple[Any, Any]:
-    """What a `Ring` is made of: memory, and barriers. `shared_by`: the axis of programs that get blocks together."""
+    """The memory and the barriers of a `Ring`. `shared_by`: the axis of programs that get blocks together."""
     transforms = in_shared(SIZE, dtype)
     free: Any = (
         plgpu.Barrier(num_arrivals=tiles.groups, num_barriers=ahead)
