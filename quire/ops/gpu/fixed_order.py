@@ -60,6 +60,7 @@ def with_fixed_order(kernels: Kernels) -> Kernels:
         place=place,
         attend=attend,
         attend_fresh=PLAIN.attend_fresh,  # none: cuDNN need not add in the order of what goes on with a prompt
+        prompt_in_codes=None,
         max_fresh_sequences=0,
         norms=norms,
         decode_norms=norms,
