@@ -1,5 +1,6 @@
 """Exit codes, as docs/operations/running.md has them, and one line that says why."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -56,3 +57,39 @@ def test_closed_standard_streams_are_opened_on_nothing(tmp_path: Path) -> None:
     closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
     subprocess.run([*closed, sys.executable, "-c", STREAMS, str(report)], timeout=WAIT_S, check=False)
     assert report.read_text() == "0 /dev/null /dev/null /dev/null ''\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["doctor", "--model", "random:tiny"],
+        ["bench", "offline", "--help"],
+        ["--version"],
+    ],
+    ids=["report", "help", "version"],
+)
+def test_a_full_standard_output_is_one_line_and_a_failure(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "quire", *arguments]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=WAIT_S, check=False)
+    assert ended.stderr == "quire: standard output cannot be written: No space left on device\n"
+    assert ended.returncode == 1
+
+
+def test_a_large_text_that_is_not_buffered_fails_in_the_same_way(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import quire.cli as cli\ncli._run = lambda asked, given: print('x' * 99999)\ncli.main([])")
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, str(program)]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=WAIT_S, check=False)
+    assert ended.stderr == "quire: standard output cannot be written: No space left on device\n"
+    assert ended.returncode == 1
+
+
+def test_a_reader_that_is_gone_ends_it_without_a_word() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as gone:
+        command = [sys.executable, "-m", "quire", "doctor", "--model", "random:tiny"]
+        ended = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, text=True, timeout=WAIT_S, check=False)
+    assert (ended.stderr, ended.returncode) == ("", 1)

@@ -167,8 +167,9 @@ def _new_prompt_logprobs(sequence: Sequence, chunk: Chunk, logprobs: list[TokenL
 
 
 def _error_of(reason: str, sequence: Sequence) -> QuireError:
-    """The error of a request whose row has failed. Rules about tokens, and ends that must not come yet, are words of
-    the request; without them its grammar or the model's own numbers have left no token, which may be a fault of ours."""
+    """The error of a request whose row has failed. Rules about tokens, and ends that must not come yet, are the
+    request's own words; without them its grammar or the model's numbers leave no token, which may be a fault of ours.
+    """
     request = sequence.request
     has_rules = request.grammar is not None and request.grammar.kind is GrammarKind.TOKENS
     is_too_early = sequence.num_generated < request.min_tokens

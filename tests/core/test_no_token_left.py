@@ -1,5 +1,7 @@
 """Rows for which no token is left: the request's fault, or the server's."""
 
+from typing import Any
+
 import pytest
 
 from quire.core.plan import NO_TOKEN_LEFT, StepResult
@@ -22,9 +24,7 @@ NOT_NUMBERS = "the model's logits are not finite"
     ],
     ids=["rules", "ends that must wait", "grammar", "nothing asked", "rules, no numbers", "ends, no numbers"],
 )
-def test_only_what_the_request_forbids_is_its_fault(
-    asked: dict[str, object], reason: str, kind: type[QuireError]
-) -> None:
+def test_only_what_the_request_forbids_is_its_fault(asked: dict[str, Any], reason: str, kind: type[QuireError]) -> None:
     harness = Harness(limits())
     harness.add(request(1, **asked))
     plan = harness.scheduler.plan()
