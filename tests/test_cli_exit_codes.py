@@ -11,6 +11,7 @@ import pytest
 from tests.patience import WAIT_S
 
 BUSY = "PORT"  # stands for a port that is taken
+TOO_MANY = "max_batch_size is 1000000; it must be at most 16384"
 
 
 @pytest.mark.parametrize(
@@ -23,11 +24,13 @@ BUSY = "PORT"  # stands for a port that is taken
         (["serve", "a", "--model-id", "b"], 2, "MODEL is a and model_id is b; they mean the same"),
         (["generate", "hello", "--model", "no/such/model"], 1, "'no/such/model': no such file or folder"),
         (["doctor", "--model", "random:tiny", "--quantize", "int3"], 2, "quantize is 'int3'; it can be"),
+        (["doctor", "--model", "random:tiny", "--max-batch-size", "1000000"], 2, TOO_MANY),
+        (["serve", "--port", "0", "--max-batch-size", "1000000"], 2, TOO_MANY),
         (["serve", "--port", "0", "--chat-template", "/no/such"], 1, "/no/such: cannot be read: No such file"),
         (["serve", "--port", "0", "--max-input-tokens", "9999999"], 2, "max_input_tokens is 9999999; it must be"),
     ],
     ids=["busy port", "foreign address", "impossible port", "two models", "two models, TGI", "missing model",
-         "wrong setting", "no template", "input"],
+         "wrong setting", "too many slots", "too many slots to serve", "no template", "input"],
 )  # fmt: skip
 def test_a_failure_is_one_line_and_an_exit_code(arguments: list[str], code: int, message: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
