@@ -149,7 +149,10 @@ class TokenLogprobs(NamedTuple):
 
 
 # Why a row has failed that no token is left for; the only failure for which its request may be to blame.
-NO_TOKEN_LEFT = "no token can be sampled: the request's grammar, logit_bias, min_tokens and penalties leave none"
+NO_TOKEN_LEFT = (
+    "no token can be sampled: the request's grammar, allowed_token_ids, bad_words, logit_bias, min_tokens and "
+    "penalties leave none"
+)
 
 
 class StepResult(NamedTuple):
