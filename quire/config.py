@@ -86,7 +86,7 @@ class Config:
         "Host memory of each engine, in GiB, for pages that the cache has no room for: evicted pages are copied there, "
         "and back when a prompt begins with them. 0: none.",
     )
-    max_batch_size: int | None = setting(None, BATCHING, "Sequences that run at the same time.")
+    max_batch_size: int | None = setting(None, BATCHING, "Sequences that run at the same time; at most 16,384.")
     max_batch_prefill_tokens: int | None = setting(None, BATCHING, "Prompt tokens in one step.")
     max_batch_total_tokens: int | None = setting(
         None, BATCHING, "Tokens of all running sequences at their longest, prompts and answers."

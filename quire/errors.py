@@ -18,6 +18,7 @@ QuireError
 ├── EngineFailed             the engine cannot run any request
 ├── EngineStopped            the engine is shutting down
 ├── AddressUnavailable       the port to listen on is taken, or not allowed
+├── OutputFailed             standard output cannot be written
 ├── InvalidSetting           a setting is wrong, or what it asks for does not fit
 └── ModelError               a model cannot be served
     ├── UnsupportedModel     its architecture, or an option of it, is not implemented
@@ -150,6 +151,10 @@ class EngineStopped(QuireError):
 
 class AddressUnavailable(QuireError):
     kind = "address_unavailable"
+
+
+class OutputFailed(QuireError):
+    kind = "output"
 
 
 class InvalidSetting(QuireError):

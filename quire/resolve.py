@@ -11,6 +11,7 @@ from quire.compile_settings import resolve_compile_processes
 from quire.config import Config
 from quire.errors import InvalidSetting
 from quire.machine import num_processors
+from quire.ranges import refuse_out_of_range
 from quire.reproducible import least_rows, resolve_reproducible
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -153,26 +154,6 @@ DEFAULTS = {
     "tpu": PlatformDefaults(128, 2048, 0.9, 8, 16, 1, 25.0, 256.0),
 }
 DEFAULT_MAX_TOTAL_TOKENS = {"cpu": 4096, "gpu": 32768, "tpu": 32768}
-LOWEST = {
-    "page_size": 1,
-    "num_pages": 2,  # page 0 is not handed out
-    "max_batch_size": 1,
-    "max_batch_prefill_tokens": 1,
-    "max_batch_total_tokens": 2,  # a prompt and an answer
-    "max_total_tokens": 2,
-    "max_waiting_tokens": 0,
-    "waiting_served_ratio": 0,
-    "max_queued": 1,
-    "lookahead": 0,
-    "max_burst": 1,
-    "speculate": 0,
-    "max_burst_ms": 0,
-    "max_step_ms": 0,
-    "tensor_parallel": 1,
-    "compile_threads": 1,
-    "compile_processes": 0,
-    "random_seed": -(2**63),
-}
 # As in text-generation-inference: each is what goes with the other where only that is given.
 WAITING_SERVED_RATIO, MAX_WAITING_TOKENS = 0.3, 20
 RESERVE_BYTES = 256 * 2**20  # for fragments, programs and small arrays
@@ -186,7 +167,7 @@ PAGE_STEP = 64  # the number of pages is a multiple of this, so that compiled pr
 
 def resolve(config: Config, facts: Facts, is_served: bool = False) -> Resolved:
     """Decide what `config` leaves open, for this machine and model. `is_served`: to clients that wait for tokens."""
-    _refuse_out_of_range(config)
+    refuse_out_of_range(config)
     platform = _PLATFORM_ALIASES.get(facts.platform, facts.platform)
     defaults = DEFAULTS.get(platform, DEFAULTS["cpu"])
     if config.tensor_parallel > facts.num_devices:
@@ -240,15 +221,6 @@ def resolve(config: Config, facts: Facts, is_served: bool = False) -> Resolved:
         fixed_order=fixed_order,
         choices=tuple(choices),
     )
-
-
-def _refuse_out_of_range(config: Config) -> None:
-    for name, lowest in LOWEST.items():
-        value = getattr(config, name)
-        if value is not None and not value >= lowest:  # NaN is neither above nor below
-            raise InvalidSetting(f"{name} is {value}; it must be at least {lowest}")
-    if config.random_seed >= 2**63:
-        raise InvalidSetting(f"random_seed is {config.random_seed}; it must be at most {2**63 - 1}")
 
 
 def _max_total_tokens(config: Config, platform: str, max_positions: int) -> tuple[int, str]:

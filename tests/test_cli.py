@@ -88,6 +88,14 @@ def test_an_answer_is_shown_also_where_the_terminal_lacks_its_characters(folder:
     assert partly.stdout.decode() == text.encode("ascii", "replace").decode()
 
 
+@pytest.mark.parametrize("format_", [[], ["--json"]], ids=["streamed", "json"])
+def test_an_answer_that_cannot_be_written_is_one_line_and_a_failure(folder: Path, format_: list[str]) -> None:
+    asked = [sys.executable, "-m", "quire", "generate", "hello", *sizes(folder), "--max-tokens=5", "-q", *format_]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(asked, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "quire: standard output cannot be written: No space left on device\n")
+
+
 def test_generate_leaves_the_template_out_when_told_or_when_there_is_none(quire: Quire, folder: Path) -> None:
     for options in (["--raw", *sizes(folder)], sizes(folder, "plain")):
         done = quire("generate", "hello", *options, "--max-tokens=1", "--json", "-q")

@@ -27,6 +27,7 @@ GROUND = frozenset(
         "resolve",
         "adapter_settings",
         "host_cache_settings",
+        "ranges",
         "reproducible",
     }
 )
@@ -81,6 +82,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "resolve": GROUND,
     "adapter_settings": GROUND,
     "host_cache_settings": GROUND,
+    "ranges": GROUND,
     "reproducible": GROUND,
     "core": frozenset({"retry_reservations", "errors", "reach", "request"}),
     "files": frozenset({"cache_folder", "errors", "machine", "adapter_settings"}),

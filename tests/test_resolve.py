@@ -256,6 +256,7 @@ def test_a_sequence_that_fits_by_its_windows_is_not_refused() -> None:
             Config(max_total_tokens=2000, max_batch_total_tokens=1999),
             "max_total_tokens is 2000; it must be at most max_batch_total_tokens, 1999",
         ),
+        (Config(max_batch_size=16_385), "max_batch_size is 16385; it must be at most 16384"),
         (Config(random_seed=2**63), "random_seed is 9223372036854775808; it must be at most 9223372036854775807"),
         (Config(random_seed=-(2**63) - 1), "random_seed is -9223372036854775809; it must be at least -92233720"),
     ],

@@ -12,6 +12,7 @@ import typer
 
 from quire import __version__
 from quire.cli.command import Command, ServeCommand
+from quire.cli.standard_output import end_output, open_output
 from quire.errors import InvalidRequest, InvalidSetting, QuireError
 from quire.files.standard_error import show
 
@@ -68,22 +69,32 @@ def _open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
+def _run(asked: list[str], given: list[str]) -> None:
+    try:
+        make_app(asked or COMMANDS)(args=given, prog_name="quire")
+    except SystemExit:
+        sys.stdout.flush()  # now, where a failure can still be told
+        raise
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit; what Quire refuses or fails at becomes one line on standard error."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     asked = [name for name in given[:1] if name in COMMANDS]  # the other subcommands are not imported
     _open_closed_streams()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # an answer may have characters that a terminal has not
-            stream.reconfigure(errors="replace")
+    open_output()
+    if isinstance(sys.stderr, io.TextIOWrapper):  # a message may have characters that a terminal has not
+        sys.stderr.reconfigure(errors="replace")
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # here, where it is caught
-        make_app(asked or COMMANDS)(args=given, prog_name="quire")
+        _run(asked, given)
     except QuireError as error:
+        end_output()
         show(f"quire: {error.message}")
         sys.exit(exit_code(error))
     except KeyboardInterrupt:
+        end_output()
         sys.exit(INTERRUPTED)
     except BrokenPipeError:  # the reader of standard output is gone
-        sys.stderr.close()
+        end_output()
         sys.exit(FAILED)

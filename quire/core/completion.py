@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple
 
-from quire.core.plan import Chunk, Failure, Guesses, Kind, StepPlan, StepResult, TokenLogprobs, Update
+from quire.core.plan import NO_TOKEN_LEFT, Chunk, Failure, Guesses, Kind, StepPlan, StepResult, TokenLogprobs, Update
 from quire.core.requests import Requests
 from quire.core.restores import Moves
 from quire.core.running import Running
@@ -12,8 +12,8 @@ from quire.core.sequence import Sequence
 from quire.core.speculation import Speculation
 from quire.core.state_saves import Saved
 from quire.core.stats import Counters
-from quire.errors import RequestFailed
-from quire.request import FinishReason
+from quire.errors import InvalidRequest, QuireError, RequestFailed
+from quire.request import FinishReason, GrammarKind
 
 
 class StepInFlight(NamedTuple):
@@ -64,7 +64,7 @@ class StepCompletion:
             failed = result.failed.get(index)
             if failed is not None and not (tokens and sequence.stopping.ends(tokens, sequence.num_generated)):
                 self._requests.abort(sequence.request_id)
-                failures.append(Failure(sequence.request_id, RequestFailed(failed)))
+                failures.append(Failure(sequence.request_id, _error_of(failed, sequence)))
                 continue
             update = self._apply(sequence, chunk, index, tokens, result)
             if update is not None:
@@ -164,3 +164,13 @@ def _new_prompt_logprobs(sequence: Sequence, chunk: Chunk, logprobs: list[TokenL
     new = logprobs[max(0, sequence.num_scored - chunk.start) :]
     sequence.num_scored += len(new)
     return new
+
+
+def _error_of(reason: str, sequence: Sequence) -> QuireError:
+    """The error of a request whose row has failed. Rules about tokens, and ends that must not come yet, are the
+    request's own words; without them its grammar or the model's numbers leave no token, which may be a fault of ours.
+    """
+    request = sequence.request
+    has_rules = request.grammar is not None and request.grammar.kind is GrammarKind.TOKENS
+    is_too_early = sequence.num_generated < request.min_tokens
+    return InvalidRequest(reason) if reason == NO_TOKEN_LEFT and (has_rules or is_too_early) else RequestFailed(reason)

@@ -148,6 +148,13 @@ class TokenLogprobs(NamedTuple):
     top_logprobs: tuple[float, ...]
 
 
+# Why a row has failed that no token is left for; the only failure for which its request may be to blame.
+NO_TOKEN_LEFT = (
+    "no token can be sampled: the request's grammar, allowed_token_ids, bad_words, logit_bias, min_tokens and "
+    "penalties leave none"
+)
+
+
 class StepResult(NamedTuple):
     step: int
     # For each chunk that samples, in the plan's order; more than one in a burst. Of a chunk with guesses: those that

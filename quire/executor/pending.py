@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from quire.core.plan import Chunk, StepPlan, StepResult, TokenLogprobs
+from quire.core.plan import NO_TOKEN_LEFT, Chunk, StepPlan, StepResult, TokenLogprobs
 from quire.executor.launch import Launch, num_samples
 from quire.executor.sampler import NOT_NUMBERS, NOTHING_LEFT, Features, Sampled
 from quire.executor.slots import NO_TOKEN
@@ -15,7 +15,7 @@ from quire.executor.step import Computed
 
 WHY = {
     NOT_NUMBERS: "the model's logits are not finite: it computed NaN or infinity for this request",
-    NOTHING_LEFT: "no token can be sampled: the request's grammar, logit_bias, min_tokens and penalties leave none",
+    NOTHING_LEFT: NO_TOKEN_LEFT,
 }
 
 

@@ -119,6 +119,9 @@ REFUSED = [
     ({"bad_words": ["a"], "regex": "b"}, "regex and bad_words are both set"),
     ({"allowed_token_ids": []}, "allowed_token_ids has 0 tokens"),
     ({"allowed_token_ids": [99_999_999]}, "99999999 is outside the vocabulary"),
+    ({"allowed_token_ids": [0], "min_tokens": 2}, "allowed_token_ids leaves no token to begin with: min_tokens is 2"),
+    ({"allowed_token_ids": [0, 5], "stop_token_ids": [5], "min_tokens": 2}, "min_tokens is 2, and before so many"),
+    ({"allowed_token_ids": [JSON_PIECES.index("x")], "bad_words": ["x"]}, "no token that bad_words does not forbid"),
     ({"allowed_token_ids": [1], "tools": [{"type": "function", "function": {"name": "f"}}]},
      "allowed_token_ids and tools are both set"),
     ({"structural_tag": "x"}, "structural tags are not supported"),
@@ -166,6 +169,10 @@ def test_min_tokens_and_ends_work_beside_rules_about_tokens(writer: RunningServe
     for tokens in tokens_of(writer, allowed_token_ids=[0, 5], ignore_eos=False, min_tokens=7):
         assert 0 not in tokens[:7]
         assert len(tokens) < 60
+
+
+def test_an_end_alone_is_allowed_where_nothing_must_come_before_it(writer: RunningServer) -> None:
+    assert tokens_of(writer, allowed_token_ids=[0], ignore_eos=False) == [[0]] * 4
 
 
 def test_a_response_format_beside_tools_gives_a_call_or_an_answer_that_follows_it(client: openai.OpenAI) -> None:

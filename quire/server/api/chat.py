@@ -54,7 +54,7 @@ def prepare_chat(
 def _prepared(
     service: Service, dialect: Dialect, arrival: Arrival, fields: ChatRequest
 ) -> tuple[AnswerForm, GenerationSpec, str]:
-    constraint = constraint_of(fields, service.model.tokenizer)
+    constraint = constraint_of(fields, service.model)
     tools = tool_use(fields, service.model, constraint)
     builder = _spec_builder(service, dialect, fields)
     with arrival.tokenising():

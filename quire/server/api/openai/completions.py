@@ -54,7 +54,7 @@ def _parse(service: Service, dialect: OpenAIDialect, arrival: Arrival, raw: dict
     )
     with arrival.tokenising():
         texts, prompts = _prompts(service, fields.prompt)
-    constraint = constraint_of(fields, model.tokenizer)
+    constraint = constraint_of(fields, model)
     specs = [builder.spec(tokens, number, _name(fields.prompt, number)) for number, tokens in enumerate(prompts)]
     encoder = CompletionEncoder(model, fields, texts, n, dialect)
     return Job(

@@ -11,6 +11,7 @@ from quire.request import Grammar, choice, json_schema, regex, token_rules
 from quire.server.api.grammars import ANY_OBJECT, grammar_of, schema_given
 from quire.server.api.openai.requests import SamplingFields
 from quire.server.service.generation_spec import NamedGrammar
+from quire.server.service.served_model import ServedModel
 from quire.text.tokenizer import Tokenizer
 
 MAX_BAD_WORDS = 128
@@ -20,7 +21,7 @@ _OPTIONS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_
 _BOTH = "are both set; an answer can follow one of them"
 
 
-def constraint_of(fields: SamplingFields, tokenizer: Tokenizer) -> NamedGrammar | None:
+def constraint_of(fields: SamplingFields, model: ServedModel) -> NamedGrammar | None:
     """The constraint of a request, and its field. Several fields with the same value count as one."""
     readers: dict[str, Callable[[str, Any], Grammar | None]] = {
         "response_format": lambda name, given: grammar_of(name, given, is_openai=True),
@@ -46,7 +47,7 @@ def constraint_of(fields: SamplingFields, tokenizer: Tokenizer) -> NamedGrammar 
         grammar = None if given is None else read(name, given)
         if grammar is not None:
             found.setdefault(grammar, name)
-    rules = _token_rules(fields, tokenizer)
+    rules = _token_rules(fields, model)
     if rules is not None:
         found[rules.grammar] = rules.field
     if len(found) > 1:
@@ -116,16 +117,32 @@ def _text(name: str, given: Any) -> str:
     return given
 
 
-def _token_rules(fields: SamplingFields, tokenizer: Tokenizer) -> NamedGrammar | None:
+def _token_rules(fields: SamplingFields, model: ServedModel) -> NamedGrammar | None:
     allowed = fields.allowed_token_ids
     if allowed is not None:
         if not 1 <= len(allowed) <= MAX_ALLOWED_IDS:
             raise invalid("allowed_token_ids", f"has {len(allowed)} tokens; it must have 1 to {MAX_ALLOWED_IDS}")
-        tokenizer.check_ids(allowed, param="allowed_token_ids")
-    banned = _banned(fields.bad_words or [], tokenizer)
-    if allowed is None and not banned:
-        return None
-    return NamedGrammar("bad_words" if allowed is None else "allowed_token_ids", token_rules(allowed, banned))
+        model.tokenizer.check_ids(allowed, param="allowed_token_ids")
+    banned = _banned(fields.bad_words or [], model.tokenizer)
+    if allowed is None:
+        return NamedGrammar("bad_words", token_rules(None, banned)) if banned else None
+    _refuse_if_none_is_left(fields, allowed, banned, model.end_ids)
+    return NamedGrammar("allowed_token_ids", token_rules(allowed, banned))
+
+
+def _refuse_if_none_is_left(
+    fields: SamplingFields, allowed: list[int], banned: list[list[int]], end_ids: tuple[int, ...]
+) -> None:
+    """Refuse what leaves no token to begin with. Longer bad words may still leave none later."""
+    left = set(allowed) - {one[0] for one in banned if len(one) == 1}
+    if not left:
+        raise invalid("allowed_token_ids", "has no token that bad_words does not forbid")
+    if fields.min_tokens and left <= {*end_ids, *(fields.stop_token_ids or ())}:
+        raise invalid(
+            "allowed_token_ids",
+            f"leaves no token to begin with: min_tokens is {fields.min_tokens}, and before so many tokens no end "
+            "token and none of stop_token_ids can come",
+        )
 
 
 def _banned(words: list[str], tokenizer: Tokenizer) -> list[list[int]]:
