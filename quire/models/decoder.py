@@ -67,8 +67,8 @@ class DecoderLayer:
         """
         own = weights["attention"]
         dtype = code_dtype(own, len(x), ops.rounding)
-        norm = self.before_attention
-        x, normal = _normal_sum(norm, weights.get("before_attention"), x, out, ops, dtype, own.get("qkv"))
+        norm, reader = self.before_attention, None if self.is_parallel else own.get("qkv")
+        x, normal = _normal_sum(norm, weights.get("before_attention"), x, out, ops, dtype, reader)
         out, state = self.attention(weights["attention"], normal, rotation, state, ops)
         if self.is_parallel:
             return x, scaled(out) + scaled(self.feed_forward(weights["feed_forward"], normal, ops)), state
