@@ -1,4 +1,4 @@
-"""Standard output, whose failures are told apart from those of all other files."""
+"""Standard output: its failures are told apart from those of all other files."""
 
 import io
 import os
