@@ -3,7 +3,7 @@
 import pytest
 
 from quire.ops.gpu.many_gates import gate_blocks_of
-from quire.ops.gpu.row_tiles import WIDE, RowTiles
+from quire.ops.gpu.row_tiles import GROUPS, WIDE, RowTiles
 
 MOST_SHARED_BYTES = 227 << 10
 
@@ -13,23 +13,19 @@ def test_groups_have_all_rows_and_blocks_have_room(num_rows: int) -> None:
     blocks = gate_blocks_of(num_rows, 14336, 4096)
     assert blocks is not None
     tiles = blocks.tiles
-    starts = {
-        tile * (num_rows - tiles.height) + group * tiles.apart
-        for tile in range(tiles.num_tiles)
-        for group in range(tiles.groups)
-    }
+    starts = {tiles.first(num_rows, tile, group)[1] for tile in range(tiles.num_tiles) for group in range(GROUPS)}
     assert {start + row for start in starts for row in range(WIDE)} == set(range(num_rows))
     assert all(start % 8 == 0 for start in starts)
-    assert blocks.ahead * (tiles.height + 256) * 128 + tiles.groups * WIDE * 128 < MOST_SHARED_BYTES
+    assert blocks.ahead * (tiles.height + 256) * 128 + GROUPS * WIDE * 128 < MOST_SHARED_BYTES
 
 
 @pytest.mark.parametrize(
     ("num_rows", "tiles"),
     [
-        (96, RowTiles(1, 96, 2)),
-        (128, RowTiles(1, 128, 2)),
-        (200, RowTiles(2, 104, 2)),
-        (256, RowTiles(2, 128, 2)),
+        (96, RowTiles(1, 96)),
+        (128, RowTiles(1, 128)),
+        (200, RowTiles(2, 104)),
+        (256, RowTiles(2, 128)),
     ],
 )
 def test_tiles_of_rows(num_rows: int, tiles: RowTiles) -> None:

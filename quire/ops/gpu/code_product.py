@@ -66,12 +66,11 @@ def code_product(
     matrix: jax.Array,
     dtype: Any,
     scales: jax.Array | None = None,
-    blocks: CodeBlocks | None = None,
 ) -> jax.Array:
     """Sums [t, outputs] of rows [t, inputs] times a matrix [outputs, inputs], for which there are blocks. `scales`:
     float32 [inputs / BLOCK, t], by which the sums of each BLOCK of inputs are multiplied before they are added."""
     (tokens, inputs), outputs = rows.shape, len(matrix)
-    blocks = blocks or blocks_of(tokens, outputs, inputs, has_scales=scales is not None)
+    blocks = blocks_of(tokens, outputs, inputs, has_scales=scales is not None)
     assert blocks is not None
     run = plgpu.kernel(
         partial(_kernel, blocks),

@@ -64,13 +64,12 @@ def gated_codes(
     matrix: jax.Array,
     column_scales: jax.Array,
     dtype: Any,
-    blocks: GatedBlocks | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Codes [t, m] of silu(gate) * up, and their scales, float32 [m / BLOCK, t]. Gates and ups are those of rows
     [t, inputs], with scales [t, 1], and of a matrix [2 * m, inputs], gates first, with scales [2 * m]. As in
     quire.ops.rounded_rows they are rounded to `dtype` before."""
     (tokens, inputs), numbers = rows.shape, len(matrix) // 2
-    blocks = blocks or gated_blocks_of(tokens, numbers, inputs, dtype)
+    blocks = gated_blocks_of(tokens, numbers, inputs, dtype)
     assert blocks is not None
     run = plgpu.kernel(
         partial(_kernel, blocks),

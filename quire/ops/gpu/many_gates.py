@@ -17,16 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from quire.ops.gpu.code_product import MULTIPROCESSORS, in_shared, load
-from quire.ops.gpu.row_tiles import (
-    SIZE,
-    WIDE,
-    Ring,
-    RowTiles,
-    first_of,
-    over_rows,
-    ring,
-    tiles_of,
-)
+from quire.ops.gpu.row_tiles import GROUPS, REGISTERS, SIZE, WIDE, Ring, RowTiles, ring
 
 BLOCK = 128  # gates of a program
 HALF = BLOCK // 2  # of them, which leave together: a row of shared memory
@@ -48,16 +39,16 @@ def gate_blocks_of(num_rows: int, numbers: int, inputs: int) -> GateBlocks | Non
     count = next((n for n, (least, most) in enumerate(TILES, 1) if least <= num_rows <= most), 0)
     if not count or num_rows % 8 or numbers % BLOCK or inputs % SIZE:
         return None
-    tiles = tiles_of(num_rows, count)
-    ahead = 0 if tiles is None else min(ahead_of(tiles), inputs // SIZE)
-    if tiles is None or ahead < LEAST_AHEAD:
+    tiles = RowTiles.of(num_rows, count)
+    ahead = min(ahead_of(tiles), inputs // SIZE)
+    if ahead < LEAST_AHEAD:
         return None
     return GateBlocks(tiles, ahead, pairs=count == 2 or (numbers % (2 * BLOCK) == 0 and num_rows % 16 == 0))
 
 
 def ahead_of(tiles: RowTiles) -> int:
     """Blocks that have room at once."""
-    of_halves = tiles.groups * WIDE * HALF * 2 + ALIGNED + 16 * BLOCK
+    of_halves = GROUPS * WIDE * HALF * 2 + ALIGNED + 16 * BLOCK
     return min(MOST_AHEAD, (SHARED_BYTES - of_halves) // ((tiles.height + 2 * BLOCK) * SIZE))
 
 
@@ -82,7 +73,7 @@ def gated(
         partial(_kernel, blocks),
         out_type=jax.ShapeDtypeStruct((tokens, numbers), dtype),  # type: ignore[no-untyped-call]
         scratch_types=(
-            plgpu.SMEM((tiles.groups, WIDE, HALF), dtype, transforms=in_shared(HALF, dtype)),
+            plgpu.SMEM((GROUPS, WIDE, HALF), dtype, transforms=in_shared(HALF, dtype)),
             [*memory, *barriers],
             plgpu.SMEM((2, 2, BLOCK), jnp.float32),
             plgpu.SMEM((tiles.height,), jnp.float32),
@@ -91,7 +82,7 @@ def gated(
         ),
         grid=(programs,),
         grid_names=("program",),
-        num_threads=tiles.groups + 1,
+        num_threads=GROUPS + 1,
         thread_name="group",
         kernel_name="many_gates",
         compiler_params=plgpu.CompilerParams(
@@ -144,7 +135,7 @@ def _kernel(
     (tokens, inputs), tiles = rows_ref.shape, blocks.tiles
     coming, steps = Ring(*coming), inputs // SIZE
     place, group = _Place.of(blocks, out_ref.shape[1] // BLOCK), lax.axis_index("group")
-    in_tile, first = first_of(tiles, tokens, place.tile, group)
+    in_tile, first = tiles.first(tokens, place.tile, group)
     of_tile = pl.ds(place.tile * (tokens - tiles.height), tiles.height)
     together = (PAIR,) if blocks.pairs else None
     rows_by, matrix_by = (together, None) if tiles.num_tiles == 1 else (None, together)
@@ -169,7 +160,7 @@ def _kernel(
         coming.fetch(place.num_parts * steps, copy)
 
     def compute() -> None:
-        plgpu.set_max_registers(tiles.registers, action="increase")
+        plgpu.set_max_registers(REGISTERS, action="increase")
         plgpu.barrier_wait(rows_there)
 
         @pl.loop(0, place.num_parts)
@@ -186,7 +177,7 @@ def _kernel(
 
         plgpu.wait_smem_to_gmem(0)
 
-    lax.cond(group == tiles.groups, fetch, compute)
+    lax.cond(group == GROUPS, fetch, compute)
 
 
 def _multiply(blocks_on_way: Ring, sums: Any, first: Any, steps: int, start: Any) -> None:
@@ -206,7 +197,8 @@ def _multiply(blocks_on_way: Ring, sums: Any, first: Any, steps: int, start: Any
 
 def _gate(sums: jax.Array, of_rows: Any, of_columns: Any) -> jax.Array:
     shape = (WIDE, BLOCK)
-    by_row = over_rows(load(of_rows, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False), shape)
+    rows = load(of_rows, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+    by_row = lax.broadcast_in_dim(rows, shape, (0,))
     both = []
     for which in range(2):
         columns = load(of_columns.at[which], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)

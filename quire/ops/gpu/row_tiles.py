@@ -9,7 +9,6 @@ the same blocks get them together, each asks for a part: what multiprocessors ca
 
 from typing import Any, NamedTuple
 
-import jax
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -18,34 +17,25 @@ from quire.ops.gpu.code_product import NARROW, in_shared
 
 WIDE = 64  # rows of a group
 SIZE = 128  # inputs of a block
-REGISTERS = 512  # of a thread of each group, together
-FETCHING_REGISTERS = 32
+GROUPS = 2  # of threads that compute, for each tile
+# Of a thread that fetches, and of one that computes.
+FETCHING_REGISTERS, REGISTERS = 32, 232
 
 
 class RowTiles(NamedTuple):
-    """`num_tiles` of `height` rows, of which `groups` have 64 each."""
+    """`num_tiles` of `height` rows, 64 of which each group has."""
 
     num_tiles: int
     height: int
-    groups: int
 
-    @property
-    def apart(self) -> int:
-        """Rows from the begin of a group's to that of the next."""
-        return (self.height - WIDE) // max(1, self.groups - 1)
+    @classmethod
+    def of(cls, num_rows: int, count: int) -> "RowTiles":
+        return cls(count, -(-num_rows // (count * NARROW)) * NARROW)
 
-    @property
-    def registers(self) -> int:
-        """Of each thread that computes."""
-        return min(232, (REGISTERS - FETCHING_REGISTERS) // self.groups // 8 * 8)
-
-
-def tiles_of(num_rows: int, count: int) -> RowTiles | None:
-    """None where these rows cannot be in so many tiles of one or two groups."""
-    height = -(-num_rows // (count * NARROW)) * NARROW
-    if not WIDE <= height <= 2 * WIDE:
-        return None
-    return RowTiles(count, height, 1 if height == WIDE else 2)
+    def first(self, num_rows: int, tile: Any, group: Any) -> tuple[Any, Any]:
+        """The first row of a group, in its tile and among all."""
+        in_tile = group * (self.height - WIDE)
+        return in_tile, tile * (num_rows - self.height) + in_tile
 
 
 class Ring(NamedTuple):
@@ -90,20 +80,9 @@ def ring(tiles: RowTiles, outputs: int, ahead: int, copies: int, dtype: Any, sha
     """The memory and the barriers of a `Ring`. `shared_by`: the axis of programs that get blocks together."""
     transforms = in_shared(SIZE, dtype)
     free: Any = (
-        plgpu.Barrier(num_arrivals=tiles.groups, num_barriers=ahead)
+        plgpu.Barrier(num_arrivals=GROUPS, num_barriers=ahead)
         if shared_by is None
-        else plgpu.ClusterBarrier(collective_axes=(shared_by,), num_arrivals=tiles.groups, num_barriers=ahead)
+        else plgpu.ClusterBarrier(collective_axes=(shared_by,), num_arrivals=GROUPS, num_barriers=ahead)
     )
     memory = [plgpu.SMEM((ahead, height, SIZE), dtype, transforms=transforms) for height in (tiles.height, outputs)]
     return memory, [plgpu.Barrier(num_arrivals=copies, num_barriers=ahead), free]
-
-
-def first_of(tiles: RowTiles, num_rows: int, tile: Any, group: Any) -> tuple[Any, Any]:
-    """The first row of a group, in its tile and among all."""
-    in_tile = group * tiles.apart
-    return in_tile, tile * (num_rows - tiles.height) + in_tile
-
-
-def over_rows(numbers: jax.Array, shape: tuple[int, int]) -> jax.Array:
-    """A number for each row."""
-    return lax.broadcast_in_dim(numbers, shape, (0,))
