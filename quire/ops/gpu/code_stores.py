@@ -37,6 +37,32 @@ QUERY_EXPONENT = 7  # of the largest number of a query in float16
 NOT_A_NUMBER = 0x7FC00000
 
 
+def scaled_query(where: Any, unit: float, is_there: Any | None = None) -> tuple[list[Any], Any]:
+    """Eight numbers of a query in bfloat16, in shared memory, as four pairs of float16 in parts of a power of two; and
+    what one of them stands for, times `unit`. Sixteen threads have a query. One that is not there is zero; one with a
+    number that is infinite or none has a unit that is none."""
+    kind = ir.F32Type.get()
+    four = assembly(several(i32(), 4), [where], "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,r")
+    words = [llvm.extractvalue(i32(), four, [at]) for at in range(4)]
+    if is_there is not None:
+        words = [arith.select(is_there, word, number(0)) for word in words]
+    bits = [half for word in words for half in (arith.shli(word, number(16)), arith.andi(word, number(-(1 << 16))))]
+    most = number(0)
+    for one in bits:
+        most = arith.maxui(most, arith.andi(one, number(0x7FFFFFFF)))
+    for lanes in (1, 2, 4, 8):
+        swap = f"shfl.sync.bfly.b32 $0, $1, {lanes}, 0x1f, 0xffffffff;"
+        most = arith.maxui(most, assembly(i32(), [most], swap, "=r,r"))
+    exponent = arith.maxui(arith.shrui(most, number(23)), number(LEAST_EXPONENT))
+    up = arith.shli(arith.subi(number(254 + QUERY_EXPONENT), exponent), number(23))
+    down = arith.shli(arith.subi(exponent, number(QUERY_EXPONENT)), number(23))
+    down = arith.select(is_less(exponent, 255), down, number(NOT_A_NUMBER))
+    scaled = [arith.mulf(llvm.bitcast(kind, one), llvm.bitcast(kind, up)) for one in bits]
+    text = "cvt.rn.f16x2.f32 $0, $2, $1;"
+    pairs = [assembly(i32(), scaled[at : at + 2], text, "=r,f,f", is_pure=True) for at in range(0, 8, 2)]
+    return pairs, arith.mulf(llvm.bitcast(kind, down), utils.c(unit, kind))
+
+
 def place_queries(group: int, unit: float) -> Callable[[Any, Any, Any], None]:
     """Queries in bfloat16 [group, FEATURES] become float16 [COLUMNS, FEATURES], in the order of `widened_keys` and in
     parts of a power of two; `units` [COLUMNS] get what one of a sum of their products stands for, times `unit`.
@@ -45,34 +71,17 @@ def place_queries(group: int, unit: float) -> Callable[[Any, Any, Any], None]:
     """
 
     def place(_: Any, queries: Any, out: Any, units: Any) -> None:
-        kind, own = ir.F32Type.get(), Thread.own()
+        own = Thread.own()
         query, eight = arith.divui(own.index, number(16)), arith.remui(own.index, number(16))  # features of a thread
         row = arith.minui(query, number(group - 1))
         where = total(address(queries), times(row, 2 * FEATURES), times(eight, CHUNK_BYTES))
-        four = assembly(several(i32(), 4), [where], "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,r")
-        is_query = is_less(query, group)
-        words = [arith.select(is_query, llvm.extractvalue(i32(), four, [at]), number(0)) for at in range(4)]
-        bits = [half for word in words for half in (arith.shli(word, number(16)), arith.andi(word, number(-(1 << 16))))]
-        most = number(0)
-        for one in bits:
-            most = arith.maxui(most, arith.andi(one, number(0x7FFFFFFF)))
-        for lanes in (1, 2, 4, 8):
-            swap = f"shfl.sync.bfly.b32 $0, $1, {lanes}, 0x1f, 0xffffffff;"
-            most = arith.maxui(most, assembly(i32(), [most], swap, "=r,r"))
-        exponent = arith.maxui(arith.shrui(most, number(23)), number(LEAST_EXPONENT))
-        up = arith.shli(arith.subi(number(254 + QUERY_EXPONENT), exponent), number(23))
-        down = arith.shli(arith.subi(exponent, number(QUERY_EXPONENT)), number(23))
-        down = arith.select(is_less(exponent, 255), down, number(NOT_A_NUMBER))
-        scaled = [arith.mulf(llvm.bitcast(kind, one), llvm.bitcast(kind, up)) for one in bits]
-        text = "cvt.rn.f16x2.f32 $0, $2, $1;"
-        pairs = [assembly(i32(), scaled[at : at + 2], text, "=r,f,f", is_pure=True) for at in range(0, 8, 2)]
+        pairs, value = scaled_query(where, unit, is_less(query, group))
         sixteen, second = arith.divui(eight, number(2)), arith.remui(eight, number(2))
         tile, within = arith.divui(sixteen, number(4)), times(arith.remui(sixteen, number(4)), 2)
         base = total(address(out), times(tile, 8 * ROW_BYTES), times(query, ROW_BYTES), times(second, 8))
         for half in range(2):
             at = total(base, times(arith.xori(total(within, half), query), CHUNK_BYTES))
             assembly(nothing(), [at, pairs[half], pairs[half + 2]], "st.shared.v2.b32 [$0], {$1, $2};", "r,r,r")
-        value = arith.mulf(llvm.bitcast(kind, down), utils.c(unit, kind))
         at = total(address(units), times(query, 4))
         store_where(is_less(eight, 1), "st.shared.f32 [$1], $2;", at, [value], "r,f")
 

@@ -1,5 +1,5 @@
-"""Attention of single tokens on Hopper GPUs: over pages of eight bits by a kernel of their own, where it is for them,
-and else as on other GPUs."""
+"""Attention on Hopper GPUs: over pages of eight bits by kernels of their own, where they are for them, and else as on
+other GPUs."""
 
 from typing import Any
 
@@ -12,6 +12,7 @@ from quire.ops.gpu.decode_items import part_of
 from quire.ops.gpu.decode_list import MAX_PARTS
 from quire.ops.gpu.mosaic import HAS_MOSAIC
 from quire.ops.gpu.parts import Parts, combine_parts
+from quire.ops.gpu.prefill_items import fits
 from quire.ops.gpu.rounded_parts import round_parts
 from quire.ops.pages import CodedPages, Pages, Tiles
 from quire.ops.rounded_rows import RoundedRows
@@ -25,6 +26,24 @@ def coded_decode_attention(spec: AttentionSpec, q: jax.Array, pages: Pages, *oth
 def rounded_decode_attention(spec: AttentionSpec, q: jax.Array, pages: Pages, *others: Any) -> RoundedRows:
     """The same, for tokens that are all single, as rows."""
     return round_parts(*_parts(spec, q, pages, *others), jnp.float8_e4m3fn)
+
+
+def coded_prefill_attention(
+    spec: AttentionSpec, q: jax.Array, pages: Pages, page_table: jax.Array, prefills: Tiles
+) -> jax.Array | None:
+    """Attention of the tokens of these tiles, [t, k, g, h]; the others may be anything. None: there is no kernel."""
+    if not HAS_MOSAIC or not fits(spec, q, pages):
+        return None
+    from quire.ops.gpu.coded_prefills import coded_prefills
+
+    assert isinstance(pages, CodedPages)
+    return coded_prefills(spec, q, pages, page_table, prefills)
+
+
+def with_decodes(prefills: jax.Array, decodes: jax.Array, tiles: Tiles) -> jax.Array:
+    """`prefills` [t, k, g, h], with the results of the first tokens, which are decodes of these tiles."""
+    places = jnp.where(tiles.lengths > 0, tiles.offsets, len(prefills))
+    return prefills.at[places].set(decodes[: len(tiles)], mode="drop", unique_indices=True)
 
 
 def _parts(

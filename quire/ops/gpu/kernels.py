@@ -21,7 +21,12 @@ from quire.ops.gpu.adapter_product import add_products
 from quire.ops.gpu.decode_attention import decode_attention
 from quire.ops.gpu.expert_product import expert_product
 from quire.ops.gpu.filter_cuts import filter_cuts
-from quire.ops.gpu.hopper_attention import coded_decode_attention, rounded_decode_attention
+from quire.ops.gpu.hopper_attention import (
+    coded_decode_attention,
+    coded_prefill_attention,
+    rounded_decode_attention,
+    with_decodes,
+)
 from quire.ops.gpu.hopper_products import CODE_PRODUCT, FEW_ROWS, gated_product
 from quire.ops.gpu.latent_attention import IN_LITTLE_MEMORY, latent_attention
 from quire.ops.gpu.move_pages import gather, scatter
@@ -76,9 +81,11 @@ def attend_by(
     decode: Callable[..., jax.Array],
     prefill: Callable[..., jax.Array] = prefill_attention,
     alone: Callable[..., Rows] | None = None,
+    apart: Callable[..., jax.Array | None] | None = None,
 ) -> Callable[..., Rows]:
     """Attention by these kernels: one for the single tokens, and one for the others. Single tokens without others, or
-    padding, have the kernel `alone`, if there is one."""
+    padding, have the kernel `alone`, if there is one. Others have the kernel `apart`, which gives an array of their
+    own, unless it gives None."""
 
     @partial(jax.jit, static_argnums=0)
     def attend(
@@ -93,14 +100,18 @@ def attend_by(
         if single == len(tiles):
             kernel = decode if alone is None or len(q) > single else alone
             return kernel(spec, q, pages, page_table, tiles, sinks)
-        out = decode(spec, q, pages, page_table, tiles.part(0, single), sinks) if single else None
-        return prefill(spec, q, pages, page_table, tiles.part(single, len(tiles)), out, sinks)
+        decodes, prefills = tiles.part(0, single), tiles.part(single, len(tiles))
+        out = decode(spec, q, pages, page_table, decodes, sinks) if single else None
+        found = None if apart is None else apart(spec, q, pages, page_table, prefills)
+        if found is not None:
+            return found if out is None else with_decodes(found, out, decodes)
+        return prefill(spec, q, pages, page_table, prefills, out, sinks)
 
     return attend
 
 
 attend = attend_by(decode_attention)
-attend_on_hopper = attend_by(coded_decode_attention, alone=rounded_decode_attention)
+attend_on_hopper = attend_by(coded_decode_attention, alone=rounded_decode_attention, apart=coded_prefill_attention)
 
 
 @cache

@@ -1,0 +1,134 @@
+"""Prefills over pages of eight bits by the kernel for Hopper GPUs, against the plain ones. Mosaic's own instructions
+cannot be interpreted, so elsewhere nothing of it runs; `tests/ops` has its list of work.
+
+Every page that is not read holds NaN, and so does the unused part of those that are.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from quire.executor.compute_capability import compute_capability
+from quire.ops.attention_spec import AttentionSpec
+from quire.ops.gpu import kernels as gpu_kernels
+from quire.ops.gpu.mosaic import HAS_MOSAIC
+from quire.ops.gpu.prefill_items import fits
+from quire.ops.pages import TILE, Pages, Tiles
+from quire.ops.tiled_attention import tiled_attention
+from tests.gpu.test_kernels import WIDTH, check, in_codes, paged
+
+IS_HOPPER = jax.default_backend() == "gpu" and compute_capability(jax.devices()[0]) == gpu_kernels.HOPPER
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not (IS_HOPPER and HAS_MOSAIC), reason="it is for GPUs of compute capability 9.0"),
+]
+SPEC = AttentionSpec(8, 4, 128, 0.088)
+# Starts and lengths of tiles: whole and not, at the edges of blocks and of pages, and one token alone.
+PLACES = [(0, 32), (0, 1), (97, 31), (96, 32), (127, 2), (128, 16), (128, 17), (300, 32), (511, 15), (608, 32), (5, 0)]
+
+
+def attended(spec: AttentionSpec) -> Any:
+    from quire.ops.gpu.coded_prefills import coded_prefills
+
+    return jax.jit(partial(coded_prefills, spec))
+
+
+def assert_right(spec: AttentionSpec, q: jax.Array, pages: Pages, table: jax.Array, tiles: Tiles) -> None:
+    """Token by token."""
+    expected = np.asarray(jax.jit(partial(tiled_attention, spec))(q, pages, table, tiles), np.float32)
+    got = np.asarray(attended(spec)(q, pages, table, tiles), np.float32)
+    for token in range(int(tiles.lengths.sum())):
+        check(got[token], expected[token], "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("group", "page_size", "cache_dtype"),
+    [
+        *((4, size, "float8_e4m3fn") for size in (8, 16, 32, 64)),
+        *((group, 32, "float8_e4m3fn") for group in (1, 2, 3, 5, 7, 8)),
+        (4, 16, "int8"),
+        (8, 32, "int8"),
+    ],
+)
+def test_prefills_read_their_contexts(group: int, page_size: int, cache_dtype: str) -> None:
+    spec = AttentionSpec(3, group, 128, 0.1)
+    longest = page_size * WIDTH
+    places = [(min(start, longest - length), length) for start, length in PLACES]
+    q, pages, table, tiles = paged(spec, page_size, "bfloat16", places, num_single=0)
+    assert_right(spec, q, in_codes(pages, cache_dtype), table, tiles)
+
+
+def test_programs_share_many_items() -> None:
+    chance = np.random.default_rng(1)
+    places = [(int(start), int(chance.integers(1, 33))) for start in chance.integers(0, 600, 90)]
+    q, pages, table, tiles = paged(SPEC, 32, "bfloat16", places, num_single=0)
+    assert_right(SPEC, q, in_codes(pages, "float8_e4m3fn"), table, tiles)
+
+
+def test_a_long_context_is_read() -> None:
+    places = [(8100, 32), (3000, 7)]
+    q, pages, table, tiles = paged(SPEC, 32, "bfloat16", places, num_single=0, width=260)
+    assert_right(SPEC, q, in_codes(pages, "float8_e4m3fn"), table, tiles)
+
+
+def test_nothing_to_read() -> None:
+    q, pages, table, tiles = paged(SPEC, 32, "bfloat16", [(0, 0)] * 20, num_single=0)
+    jax.block_until_ready(attended(SPEC)(q, in_codes(pages, "float8_e4m3fn"), table, tiles))
+
+
+def test_prefills_follow_decodes_and_padding_for_more() -> None:
+    decodes, room = [(position, 1) for position in range(10, 440, 10)], 64
+    places = [*decodes, (100, 20), *[(64, 32)] * 30]
+    q, pages, table, tiles = paged(SPEC, 32, "bfloat16", places, num_single=0)
+    fields = tiles.slots, tiles.starts, tiles.lengths, tiles.offsets
+    padding = jnp.zeros(room - len(decodes), jnp.int32)
+    together = [jnp.concatenate([one[: len(decodes)], padding, one[len(decodes) :]]) for one in fields]
+    tiles, codes = Tiles(*together, num_single=room), in_codes(pages, "float8_e4m3fn")
+    assert fits(SPEC, q, codes)
+    expected = np.asarray(jax.jit(partial(tiled_attention, SPEC))(q, codes, table, tiles), np.float32)
+    got = np.asarray(jax.jit(partial(gpu_kernels.attend_on_hopper, SPEC))(q, codes, table, tiles), np.float32)
+    for token in range(int(tiles.lengths.sum())):
+        check(got[token], expected[token], "bfloat16")
+
+
+def test_values_may_be_of_very_different_sizes() -> None:
+    q, (k, v), table, tiles = paged(SPEC, 32, "bfloat16", [(100, 32), (300, 9)], num_single=0)
+    sizes = 10.0 ** jax.random.uniform(jax.random.key(3), (*v.shape[:2], 1, 1), minval=-6, maxval=6)
+    assert_right(SPEC, q, in_codes((k, (v * sizes).astype(v.dtype)), "float8_e4m3fn"), table, tiles)
+
+
+@pytest.mark.parametrize("factor", [1e-30, 1e-3, 1e3, 1e30])
+def test_queries_may_be_of_any_size(factor: float) -> None:
+    q, (k, v), table, tiles = paged(SPEC, 32, "bfloat16", [(100, 32), (300, 9)], num_single=0)
+    codes = in_codes(((k / factor).astype(k.dtype), v), "float8_e4m3fn")
+    assert_right(SPEC, (q * factor).astype(q.dtype), codes, table, tiles)
+
+
+def test_a_token_does_not_depend_on_others() -> None:
+    chance = np.random.default_rng(5)
+    places = [(int(start), TILE) for start in chance.integers(0, 600, 40)]
+    q, pages, table, tiles = paged(SPEC, 32, "bfloat16", places, num_single=0)
+    codes, run = in_codes(pages, "float8_e4m3fn"), attended(SPEC)
+    together = np.asarray(run(q, codes, table, tiles), np.float32)
+    beside = np.asarray(run(q.at[1::2].set(jnp.nan), codes, table, tiles), np.float32)
+    np.testing.assert_array_equal(beside[::2], together[::2])
+    assert np.isnan(beside[1::2]).all()
+    for index in (0, 7, 39):
+        one = tiles.part(index, index + 1)
+        alone = np.asarray(run(q, codes, table, one), np.float32)
+        own = slice(index * TILE, (index + 1) * TILE)
+        np.testing.assert_array_equal(alone[own], together[own])
+
+
+def test_the_same_bits_every_time() -> None:
+    chance = np.random.default_rng(6)
+    places = [(int(start), TILE) for start in chance.integers(0, 600, 64)]
+    q, pages, table, tiles = paged(SPEC, 32, "bfloat16", places, num_single=0)
+    codes, run = in_codes(pages, "float8_e4m3fn"), attended(SPEC)
+    first = np.asarray(run(q, codes, table, tiles), np.float32)
+    for _ in range(20):
+        np.testing.assert_array_equal(np.asarray(run(q, codes, table, tiles), np.float32), first)
