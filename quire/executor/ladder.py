@@ -15,6 +15,7 @@ from typing import NamedTuple
 from quire.ops.pages import TILE
 
 FINE_FROM = 256
+FINE_ROWS = 128  # decodes, from which on there are as many steps
 TIMED_ROWS = 64  # decodes, up to which XLA makes them faster by timing products
 MIDDLES_FROM = 16
 TWOS_FROM = 64
@@ -69,12 +70,14 @@ class Ladder:
         spaced = sparse if skips_padding else fine if is_fine else coarse
         steps = spaced(min_tokens, self.max_tokens)
         self._tokens = sorted({*steps, max(max_prefill_tokens, min_tokens)})  # a full prefill is the longest step
-        rows = coarse(min(min_tokens, max_rows), max_rows, middles_from=32)
+        least = min(min_tokens, max_rows)
+        rows = fine(least, max_rows, FINE_ROWS if is_fine else max_rows)
         self._shares, self._shares_from = shares, 0 if shares_in_all else SHARED_TOKENS
         of_decodes = StepShape(0, decodes_only=True, shares=shares and shares_in_all)
         self._decodes = [of_decodes._replace(tokens=count) for count in rows] if has_decodes else []
         # Every second step is enough: reading shared pages once saves more than padding costs.
-        rows = [count for count in rows[::-2][::-1] if count >= min(SHARED_ROWS, max_rows)]
+        rows = coarse(least, max_rows, middles_from=32)[::-2][::-1]
+        rows = [count for count in rows if count >= min(SHARED_ROWS, max_rows)]
         rows = rows if shares and has_decodes and not shares_in_all else []
         self.shared = [StepShape(count, decodes_only=True, shares=True) for count in rows]
         least = max(TILE, min_tokens)
@@ -179,11 +182,12 @@ def sparse(lowest: int, highest: int) -> list[int]:
     return [*few, *coarse(max(lowest, TWOS_FROM), highest, middles_from=highest)]
 
 
-def fine(lowest: int, highest: int) -> list[int]:
-    """Like `coarse` up to FINE_FROM, then four steps from one power of two to the next."""
-    if highest <= FINE_FROM:
+def fine(lowest: int, highest: int, fine_from: int = FINE_FROM) -> list[int]:
+    """Like `coarse` up to `fine_from`, then four steps from one power of two to the next; then `highest`, with none so
+    close below it that it would save little."""
+    if highest <= fine_from:
         return coarse(lowest, highest, middles_from=32)
-    steps = coarse(lowest, FINE_FROM, middles_from=32)
-    while (step := steps[-1] + (1 << steps[-1].bit_length() - 1) // 4) < highest:
+    steps = coarse(lowest, fine_from, middles_from=32)
+    while (step := steps[-1] + (1 << steps[-1].bit_length() - 1) // 4) * 8 <= highest * 7:
         steps.append(step)
     return [*steps, highest]
