@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from device_time import kernels as device_kernels
 
 from quire.executor.compiler_options import OF_THE_LIBRARY, UNTUNED
+from quire.executor.ladder import TIMED_ROWS
 from quire.ops.activation_rounding import Rounding
 from quire.ops.coded import FEW_ROWS, Coded
 from quire.ops.gpu import code_product, hopper_products
@@ -60,7 +61,7 @@ def timed_us(function: Callable[..., Any], given: tuple[Any, ...], options: dict
 
 
 def options_of(rows: int) -> dict[str, Any]:
-    return {} if rows <= FEW_ROWS else OF_THE_LIBRARY if rows <= 256 else UNTUNED
+    return {} if rows <= FEW_ROWS else OF_THE_LIBRARY if rows <= TIMED_ROWS else UNTUNED
 
 
 def rounded_layers(rounding: RoundingOps, x: jax.Array, weights: list[Weights]) -> jax.Array:

@@ -44,7 +44,7 @@ from quire.models.adapters import join, one_adapter, put, structure
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.ops.kernels import kernels_for
-from quire.ops.quantized import is_coded
+from quire.ops.quantized import gains_from_timings, is_coded
 from quire.request import num_mask_words
 from quire.sharding import put as put_on_devices
 
@@ -111,7 +111,8 @@ class Compiler:
         self.head = tuple(jax.tree.leaves(head_weights(weights)))
         self._structure = jax.tree.structure(Weights(weights, draft_weights, self.adapters))
         self._head_structure = jax.tree.structure(head_weights(weights))
-        self._has_codes = any(map(is_coded, jax.tree.leaves((weights, draft_weights), is_leaf=is_coded)))
+        leaves = jax.tree.leaves((weights, draft_weights), is_leaf=is_coded)
+        self._has_codes, self._times_codes = any(map(is_coded, leaves)), any(map(gains_from_timings, leaves))
 
     @property
     def weight_structure(self) -> tuple[Any, ...]:
@@ -286,7 +287,7 @@ class Compiler:
 
     def times_decodes(self, rows: int) -> bool:
         """True if XLA chooses the products of so many decodes by timing them."""
-        gains = rows <= TIMED_ROWS or self._has_codes or self._mesh is not None
+        gains = rows <= TIMED_ROWS or self._times_codes or self._mesh is not None
         return jax.default_backend() == "gpu" and gains and not self.shapes.fixed_order
 
     def times_few(self, rows: int) -> bool:

@@ -17,6 +17,7 @@ from quire.ops.activation_rounding import Rounding
 from quire.ops.coded import FEW_ROWS, Coded
 from quire.ops.expert_product import rounded_rows
 from quire.ops.native import library
+from quire.ops.quantized import gains_from_timings
 from tests.models.quantized_matrices import by_bounded_token, by_run, by_stored, by_token
 
 Array = np.ndarray[Any, Any]
@@ -220,6 +221,13 @@ def test_the_kernel_widens_every_code_exactly(code_dtype: Any, scale_dtype: Any,
     of = np.arange(inputs) // group if index is None else index
     expected = (numbers - (0 if zeros is None else zeros[:, of])) * scales.astype(np.float32)[:, of]
     np.testing.assert_array_equal(weight.product(jnp.eye(inputs)).T, expected)
+
+
+def test_all_codes_but_e4m3_gain_from_timings() -> None:
+    of_bytes, of_floats, of_four_bits = coded((8, 16), 8, None), coded((8, 16), 8, None), coded((8, 16), 4, None)
+    of_bytes = replace(of_bytes, codes=of_bytes.codes.astype(jnp.int8))
+    found = [gains_from_timings(one) for one in (of_floats, of_bytes, of_four_bits, jnp.ones((8, 16)))]
+    assert found == [False, True, True, False]
 
 
 @needs_library
