@@ -108,6 +108,13 @@ def test_queries_may_be_of_any_size(factor: float) -> None:
     assert_right(SPEC, (q * factor).astype(q.dtype), codes, table, tiles)
 
 
+def test_queries_and_keys_may_be_zero() -> None:
+    q, (k, v), table, tiles = paged(SPEC, 32, "bfloat16", [(100, 32), (300, 9)], num_single=0)
+    codes = in_codes((jnp.where(jnp.isnan(k), k, 0), v), "float8_e4m3fn")
+    assert_right(SPEC, q * 0, codes, table, tiles)
+    assert_right(SPEC, q, codes, table, tiles)
+
+
 def test_a_token_does_not_depend_on_others() -> None:
     chance = np.random.default_rng(5)
     places = [(int(start), TILE) for start in chance.integers(0, 600, 40)]

@@ -34,6 +34,7 @@ AHEAD = 3  # blocks of keys or values that have room at once, as codes, and wide
 WIDENS, FETCHES = GROUPS, GROUPS + 1  # the groups that do
 # Of a thread that computes, widens and fetches: those of all four groups are what a multiprocessor has.
 COMPUTING_REGISTERS, WIDENING_REGISTERS, FETCHING_REGISTERS = 200, 72, 40
+LEAST_UNIT = 2.0**-100  # of scores: with less they are alike, and zero times a score that is masked is no number
 PROGRAMS = 132  # where no device says how many multiprocessors it has: each runs one program
 
 
@@ -150,7 +151,8 @@ class _Work(NamedTuple):
         """Any entry of the list, if there is no item."""
         number = jnp.maximum(jnp.minimum(self._number(turn), self.count - 1), 0)
         at = lax.div(number, self.heads)
-        return _Item(*(self.items_ref[at, field] for field in range(4)), lax.rem(number, self.heads))
+        slot, start, token, length = (self.items_ref[at, field] for field in range(4))
+        return _Item(slot, start, token, length, lax.rem(number, self.heads))
 
     def _number(self, turn: Any) -> Any:
         own = lax.select(lax.rem(turn, 2) == 0, self.program, self.num_programs - 1 - self.program)
@@ -319,7 +321,7 @@ def _add_block(shared: _Shared, rows: Any, row_units: Any, number: Any, last: An
         plgpu.wgmma(sums, rows, shared.wide.at[keys].transpose((1, 0)))
         return sums[...]
 
-    units = row_units * shared.units[keys, 0]
+    units = jnp.maximum(row_units * shared.units[keys, 0], LEAST_UNIT)
     scores = pl.run_scoped(multiply_keys, plgpu.WGMMAAccumulatorRef(shape))
     plgpu.barrier_arrive(shared.wide_free.at[keys])
     if last is not None:
@@ -330,7 +332,7 @@ def _add_block(shared: _Shared, rows: Any, row_units: Any, number: Any, last: An
     weights = jnp.exp2(scores * _by_rows(units, shape) - _by_rows(highest, shape))
     total = so_far.total * shrink + weights.sum(axis=1)
     narrow = weights.astype(jnp.float16)
-    total, highest, narrow = lax.optimization_barrier((total, highest, narrow))
+    total, highest, narrow = lax.optimization_barrier((total, highest, narrow))  # type: ignore[no-untyped-call]
     plgpu.barrier_wait(shared.wide_there.at[values])
     unit = shared.units[values, 0]
     sums = so_far.sums * _by_rows(shrink * (so_far.unit / unit), so_far.sums.shape)
@@ -338,6 +340,7 @@ def _add_block(shared: _Shared, rows: Any, row_units: Any, number: Any, last: An
     def multiply_values(sums_ref: Any) -> None:
         plgpu.wgmma(sums_ref, narrow, shared.wide.at[values])
 
-    sums = pl.run_state(multiply_values)(plgpu.WGMMAAccumulatorRef.init(sums))
+    begun = plgpu.WGMMAAccumulatorRef.init(sums)  # type: ignore[no-untyped-call]
+    sums = pl.run_state(multiply_values)(begun)
     plgpu.barrier_arrive(shared.wide_free.at[values])
     return _Softmax(highest, total, sums, unit)
