@@ -15,9 +15,9 @@ from quire.ops.pages import CodedPages, KVWriteTargets, Pages, coded, has_spread
 from quire.ops.rounded_rows import ScaledSums
 from quire.ops.spread import run_of, signs
 
-MOST_TOKENS = 16  # of a program
+MOST_TOKENS = 8  # of a program
+LEAST_TO_SPREAD = 16  # of a program, where keys are spread: rows of a product
 MANY_TOKENS = 512  # from here on a program has all heads of a key: there are enough, and they share the angles
-MOST_OF_MANY = 8  # tokens of such a program
 
 
 def place_heads(
@@ -29,9 +29,8 @@ def place_heads(
     qkv = arrays[0]
     tokens, kv_heads, parts, size = qkv.shape
     together = parts if tokens >= MANY_TOKENS and block is None else 1
-    # Products of blocks, which spread keys, have as many rows at least.
-    least = MOST_TOKENS if has_spread_keys(pages[0].dtype) else 1
-    block = max(least, block or min(MOST_OF_MANY if together > 1 else MOST_TOKENS, power_of_two(tokens)))
+    least = LEAST_TO_SPREAD if has_spread_keys(pages[0].dtype) else 1
+    block = max(least, block or min(MOST_TOKENS, power_of_two(tokens)))
     of_block = pl.BlockSpec((block,), lambda index, head, part: (index,))
     operands = [*targets, *arrays, *pages]
     shapes = [(tokens, kv_heads, parts - 2, size), *(array.shape for array in pages)]
