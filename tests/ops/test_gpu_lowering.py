@@ -79,6 +79,27 @@ def test_decodes_over_codes_are_translated_for_hopper(code_dtype: str, page_size
     assert 'name = "decode_attention"' not in text
 
 
+@pytest.mark.skipif(not HAS_MOSAIC, reason="this JAX has other kernels for it")
+@pytest.mark.parametrize("code_dtype", ["float8_e4m3fn", "int8"])
+@pytest.mark.parametrize("num_single", [0, 256])
+def test_prefills_over_codes_are_translated_for_hopper(code_dtype: str, num_single: int) -> None:
+    """With decodes, whose results are put beside theirs."""
+    spec, num_tiles = SPECS["groups of 4"], num_single + 32
+    tokens = num_single + 32 * TILE
+    codes = jnp.zeros((4, 16, spec.kv_heads, spec.head_dim), code_dtype)
+    scales = jnp.zeros((4, spec.kv_heads, 16), jnp.bfloat16)
+    q = jnp.zeros((tokens, spec.kv_heads, spec.group, spec.head_dim), jnp.bfloat16)
+    each = jnp.zeros(num_tiles, jnp.int32)
+    given = q, CodedPages(codes, codes, scales, scales), jnp.zeros((9, 40), jnp.int32)
+    with on_an_h200():
+        traced = jax.jit(partial(gpu_kernels.attend_on_hopper, spec)).trace(
+            *given, Tiles(each, each, each, each, num_single)
+        )
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("@mosaic_gpu") == (2 if num_single else 1)
+    assert "prefill_attention" not in text
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", ["groups of 4", "window, sinks"])
 def test_kernels_with_one_order_are_translated(name: str, dtype: str) -> None:
