@@ -78,8 +78,9 @@ class Attention:
     def _leaves_parts(self, weight: Any, x: Rows, rounding: RoundingOps) -> bool:
         """True if the product that follows puts contexts together itself."""
         few = rounding.few_rows
-        is_plain = few is not None and not self.is_gated and self.out_bias is None
-        return is_plain and few.takes_parts(self.spec, len(x), x.dtype, weight)
+        if few is None or self.is_gated or self.out_bias is not None:
+            return False
+        return few.takes_parts(self.spec, len(x), x.dtype, weight)
 
     def for_devices(self, num_devices: int) -> "Attention":
         """The same attention; if there are fewer keys than devices, with copies of key and value heads, each for a part

@@ -107,8 +107,8 @@ class ContextRow(NamedTuple):
                 for row in range(tokens):
                     swapped = arith.xori(arith.remui(chunk, number(8)), number(row))
                     where = total(tile_at, times(swapped, 16), row * ROW_BYTES)
-                    given = words if row == 0 else [number(0)] * 2
-                    store_where(is_own, "st.shared.v2.b32 [$1], {$2, $3};", where, given, "r,r,r")
+                    both = words if row == 0 else [number(0)] * 2
+                    store_where(is_own, "st.shared.v2.b32 [$1], {$2, $3};", where, both, "r,r,r")
             utils.warpgroup_barrier()  # type: ignore[no-untyped-call]
 
         refs = *(plgpu.RefType(),) * len(arrays), plgpu.RefType(OF_HALVES)
@@ -128,13 +128,9 @@ class ContextRow(NamedTuple):
             is_there = arith.cmpi(arith.CmpIPredicate.ult, number(index), count)
             sums.append(_loaded(is_there, outs, total(at, index * self.inputs), "f32", 4))
         is_whole = arith.cmpi(arith.CmpIPredicate.eq, count, number(1))
-        return _Parts(
-            is_whole,
-            _loaded(is_whole, whole, at, "b32", 2),
-            *_loaded(is_part, highest, of_part, "f32", 1, MASKED),
-            *_loaded(is_part, totals, of_part, "f32", 1),
-            sums,
-        )
+        (own,) = _loaded(is_part, highest, of_part, "f32", 1, MASKED)
+        (of_own,) = _loaded(is_part, totals, of_part, "f32", 1)
+        return _Parts(is_whole, _loaded(is_whole, whole, at, "b32", 2), own, of_own, sums)
 
     def _together(self, parts: _Parts) -> list[Any]:
         """Two words of two inputs each."""

@@ -38,7 +38,7 @@ class RowBlocks(NamedTuple):
     splits: int
     groups: int
 
-    def count(self, inputs: int, step: int) -> int:
+    def each(self, inputs: int, step: int) -> int:
         """Blocks of a group, of which the last may end beyond the inputs."""
         return ceil(inputs / (self.steps * step * self.splits * self.groups))
 

@@ -71,7 +71,7 @@ def few_row_product(
 ) -> tuple[jax.Array, ...]:
     """Results of x [t, inputs], numbers of two bytes, and of the arrays of the plan's steps. `more`: squares, if the
     plan has some, and what the epilogue is given."""
-    rows = [x] if plan.context is None else plan.context.arrays(x)
+    rows = [x] if isinstance(x, jax.Array) else ContextRow.of(x).arrays(x)
     blocks, steps, epilogue = plan.blocks, plan.steps, plan.epilogue
     tokens = max(len(x), NARROW)
     splits, groups, places = blocks.splits, blocks.groups, blocks.ahead * blocks.groups
@@ -111,7 +111,7 @@ def _kernel(plan: Plan, *refs: Any) -> None:
     num_codes = len(steps.in_shared(1))
     results, codes = results_and_codes[:-num_codes], results_and_codes[-num_codes:]
     (_, tokens, width), (num_rows, inputs) = rows.shape, x[0].shape if context is None else (1, context.inputs)
-    sources, count = blocks.splits * blocks.groups, blocks.count(inputs, width // blocks.steps)
+    sources, count = blocks.splits * blocks.groups, blocks.each(inputs, width // blocks.steps)
     program, group = lax.axis_index("program"), lax.axis_index("group")
     start, first = program * (blocks.outputs // epilogue.pieces), group * blocks.ahead  # of each piece
     source = group if blocks.splits == 1 else lax.axis_index("split") * blocks.groups + group

@@ -46,7 +46,7 @@ def fits_parts(head_dim: int, num_rows: int, dtype: Any, weight: Weight) -> bool
     if blocks is None or num_rows > 1 or head_dim % LEAST_SIZE:
         return False
     step = PLACES * weight.run if isinstance(weight, FourBits) else EIGHT_BIT_STEP
-    return blocks.ahead == blocks.count(_sizes(weight)[1], step)
+    return blocks.ahead == blocks.each(_sizes(weight)[1], step)
 
 
 def blocks_of(num_rows: int, dtype: Any, weight: Weight, pieces: int = 1) -> RowBlocks | None:
@@ -64,7 +64,7 @@ def sums(x: RowsIn, weight: Weight, dtype: Any, factor: RowFactor | None = None)
     return product(x, weight, Sum(jnp.dtype(dtype)), factor)[0]
 
 
-def gated(x: jax.Array, weight: Weight, factor: RowFactor | None = None) -> jax.Array:
+def gated(x: RowsIn, weight: Weight, factor: RowFactor | None = None) -> jax.Array:
     """silu(gates) * ups [t, m] of a matrix that has all gates, m of them, and then all ups."""
     return product(x, weight, Gate(x.dtype), factor)[0]
 
