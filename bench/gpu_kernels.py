@@ -243,7 +243,7 @@ def sampling(kernels: Kernels, rows: int = 256, vocab_size: int = 151_936) -> It
         starts = [(SlotStart(n, params, n, 0, (1,), (), 0, (), None), ()) for n in range(rows)]
         slots = jax.jit(start_slots)(empty_slots(shapes), pack_starts(starts, rows, shapes))
         features = Features(name != "plain", penalties=False, adjustments=False, masks=False, logprobs=False)
-        draw = jax.jit(partial(sample, masks=None, features=features, branches=False, cuts=kernels.filter_cuts))
+        draw = jax.jit(partial(sample, masks=None, features=features, branches=False, kernels=kernels.sampling))
         for count in (2, REPEATS):
             begun = time.perf_counter()
             for _ in range(count):

@@ -260,7 +260,7 @@ class Compiler:
 
         def sample(head: tuple[jax.Array, ...], slots: Any, hidden: Any, packed: Any, masks: Any) -> Any:
             tree = jax.tree.unflatten(self._head_structure, head)
-            how = kernels.filter_cuts, shapes.fixed_order, kernels.highest
+            how = kernels.sampling, shapes.fixed_order
             return sample_next(way, model, size, tree, slots, hidden, packed, masks, *how)
 
         hidden = _array((shapes.num_samples, model.hidden_size), self.dtype, self.whole)

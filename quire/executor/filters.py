@@ -5,13 +5,14 @@ probabilities alike; or by a kernel.
 """
 
 from collections.abc import Callable
+from functools import reduce
 
 import jax
 import jax.numpy as jnp
 
 from quire.executor.branches import where_asked
 from quire.executor.slots import MIN_P, TOP_P, TYPICAL_P
-from quire.ops.step_attention import FilterCuts
+from quire.ops.sampling_kernels import FilterCuts
 
 
 def filtered(
@@ -38,6 +39,12 @@ def filtered(
     # The highest is always left, so that its probability is the measure of the others' after every cut.
     logits = jnp.where(logits >= jnp.log(float_params[:, MIN_P, None]), logits, -jnp.inf)
     return where_asked(wanted(typical_p < 1), lambda x: _typical_p(x, typical_p), logits)
+
+
+def asks_for_filters(top_k: jax.Array, float_params: jax.Array) -> jax.Array:
+    """The rows for which `filtered` leaves anything out."""
+    shares = (_share(float_params[:, column]) < 1 for column in (TOP_P, TYPICAL_P))
+    return reduce(jnp.logical_or, shares, (top_k > 0) | (float_params[:, MIN_P] > 0))
 
 
 def _share(given: jax.Array) -> jax.Array:

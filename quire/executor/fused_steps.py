@@ -63,7 +63,8 @@ def decode(
         tiles = Tiles.single(slot, positions, shared_prefixes(inputs))
         state, hidden = hidden_of(compiled, shape, weights, state, at, tiles)
         logits = compiled.model.logits(weights.model, hidden)
-        slots, sampled = next_tokens("plain", state.slots, logits, slot, positions, offset < num_new)
+        kernels = compiled.kernels.sampling.of_draws
+        slots, sampled = next_tokens("plain", state.slots, logits, slot, positions, offset < num_new, kernels=kernels)
         return state._replace(slots=slots), sampled.tokens
 
     if count == 1:
@@ -93,7 +94,8 @@ def verify(
     inputs = with_positions(inputs, state.slots)
     state, hidden = hidden_of(compiled, shape, weights, state, inputs, tiles_of(compiled, shape, inputs))
     logits = compiled.model.logits(weights.model, hidden)
+    kernels, samples = compiled.kernels.sampling.of_draws, inputs.positions >= 0
     slots, sampled = next_tokens(
-        "plain", state.slots, logits, slot, inputs.positions, inputs.positions >= 0, guesses=num_before
+        "plain", state.slots, logits, slot, inputs.positions, samples, kernels=kernels, guesses=num_before
     )
     return state._replace(slots=slots), sampled

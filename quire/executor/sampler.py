@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from quire.core.plan import SlotStart
 from quire.executor.branches import Flag, any_of, branch, where_asked
-from quire.executor.filters import filtered
+from quire.executor.filters import asks_for_filters, filtered
 from quire.executor.slots import (
     FREQUENCY,
     NUM_PROMPT,
@@ -26,7 +26,8 @@ from quire.executor.slots import (
     TOP_K,
     Slots,
 )
-from quire.ops.step_attention import FilterCuts, Highest
+from quire.ops.sampling_kernels import NONE as NO_KERNELS
+from quire.ops.sampling_kernels import DrawTokens, FilterCuts, SamplingKernels
 from quire.request import MAX_LOGPROBS
 
 BLOCK = 256  # of the vocabulary, for drawing in two stages
@@ -81,16 +82,15 @@ def sample(
     masks: jax.Array | None,
     features: Features,
     branches: bool = True,
-    cuts: FilterCuts | None = None,
+    kernels: SamplingKernels = NO_KERNELS,
     has_checksums: bool = False,
-    highest: Highest | None = None,
     num_rows: jax.Array | None = None,
 ) -> Sampled:
     """The tokens that follow `positions` [r] in the slots `rows` [r], from logits [r, v].
 
     `masks` [r, ceil(v / 32)] has a bit for each token that is allowed. Without `branches` nothing is skipped that is
     not known to be idle at compile time: on a GPU the host would wait for the device to say which way to go.
-    `highest`, a kernel, comes with `cuts`. With it, only the first `num_rows` count.
+    With a kernel for the highest logits, only the first `num_rows` count.
     """
     int_params, float_params = slots.int_params[rows], slots.float_params[rows]
     index = positions + 1 - int_params[:, NUM_PROMPT]  # of the token to draw, among the generated ones
@@ -105,26 +105,35 @@ def sample(
         allowed = masks
         return where_asked(features.masks, lambda x: jnp.where(_unpacked(allowed, x.shape[1]), x, -jnp.inf), shaped)
 
+    cuts, highest, draws = kernels
     if highest is None or has_checksums:  # rows are compared whether they count or not
         num_rows = None
     how = _How(features.filters, branches, cuts, has_checksums, highest is not None, num_rows)
+    changes = any_of((features.penalties, features.adjustments, masks is not None and features.masks))
 
     def choose(shaped: jax.Array, greedy: jax.Array, number: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
         return _chosen(how, _Rows(shaped, greedy, number, int_params, float_params, index))
 
     if highest is not None:
         find = partial(highest, num_rows=num_rows)
-        changes = features.penalties, features.adjustments, masks is not None and features.masks
-        tokens, checksums, reach = _chosen_by_kernel(find, choose, changed, any_of(changes), logits)
+        tokens, checksums, reach = _chosen_by_kernel(find, choose, changed, changes, logits)
+    elif draws is not None and not has_checksums:
+        tokens, number = _drawn_by_kernel(draws, how, changed(logits), int_params, float_params, index)
+        reach, checksums = number if changes is False else _reach(logits), []
     else:
         shaped = changed(logits)
         greedy = jnp.argmax(shaped, axis=-1).astype(jnp.int32)
         tokens, checksums = choose(shaped, greedy, jnp.take_along_axis(shaped, greedy[:, None], axis=1)[:, 0])
-        # Of the model's own logits: what is forbidden may hide a NaN, and so may XLA's maximum on CPUs.
-        reach = jnp.max(jnp.where(jnp.isnan(logits), jnp.inf, logits), axis=-1)
+        reach = _reach(logits)
     tokens = jnp.where(jnp.isfinite(reach), tokens, NOT_NUMBERS)
     sampled = describe(logits, tokens, features.logprobs)
     return sampled._replace(checksums=jnp.stack([_checksum(logits), *checksums], 1)) if has_checksums else sampled
+
+
+def _reach(logits: jax.Array) -> jax.Array:
+    """The highest of the model's own logits, not finite where one is none: what is forbidden may hide a NaN, and so may
+    XLA's maximum on CPUs."""
+    return jnp.max(jnp.where(jnp.isnan(logits), jnp.inf, logits), axis=-1)
 
 
 class _Rows(NamedTuple):
@@ -157,6 +166,25 @@ def _chosen(how: _How, rows: _Rows) -> tuple[jax.Array, list[jax.Array]]:
     is_greedy = rows.float_params[:, TEMPERATURE] < COLDEST
     tokens, checksums = jax.lax.cond(jnp.all(is_greedy), undrawn, drawn, rows) if how.branches else drawn(rows)
     return jnp.where(jnp.isfinite(rows.highest), tokens, NOTHING_LEFT), checksums
+
+
+def _drawn_by_kernel(
+    draws: DrawTokens, how: _How, logits: jax.Array, int_params: jax.Array, float_params: jax.Array, index: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Tokens, and numbers that are finite where the highest logit is. A row that no filter changes is drawn from as it
+    is, whether others have filters or not."""
+    is_greedy = float_params[:, TEMPERATURE] < COLDEST
+    temperature = jnp.where(is_greedy, 1.0, float_params[:, TEMPERATURE])
+    asks = asks_for_filters(int_params[:, TOP_K], float_params) & ~is_greedy & how.filters
+
+    def cut(logits: jax.Array) -> jax.Array:
+        scaled = (logits - logits.max(axis=-1, keepdims=True)) / temperature[:, None]
+        top_k, floats = jnp.where(asks, int_params[:, TOP_K], 0), jnp.where(asks[:, None], float_params, 0.0)
+        return jnp.where(asks[:, None], filtered(scaled, top_k, floats, branches=how.branches, cuts=how.cuts), logits)
+
+    logits = where_asked(how.filters, cut, logits)
+    tokens, greedy, highest = draws(logits, jnp.where(asks, 1.0, temperature), uniforms(int_params, index))
+    return jnp.where(jnp.isfinite(highest), jnp.where(is_greedy, greedy, tokens), NOTHING_LEFT), highest
 
 
 def _drawn(how: _How, rows: _Rows) -> tuple[jax.Array, list[jax.Array]]:

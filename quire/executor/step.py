@@ -27,8 +27,10 @@ from quire.ops.pages import TILE, PageAccess, Segments, SharedPrefixes, Tiles, w
 from quire.ops.quantized import for_rows
 from quire.ops.recurrence import RecurrentOps
 from quire.ops.rounded_rows import Rows
+from quire.ops.sampling_kernels import NONE as NO_SAMPLING_KERNELS
+from quire.ops.sampling_kernels import SamplingKernels
 from quire.ops.slot_access import slot_access
-from quire.ops.step_attention import FilterCuts, Highest, Kernels, step_attention
+from quire.ops.step_attention import Kernels, step_attention
 
 # The programs that sample: "any" can do everything and branches on the device; the others do what their names say.
 SamplingWay = Literal["any", "plain", "filtered"]
@@ -217,9 +219,8 @@ def sample_next(
     hidden: jax.Array,
     packed: jax.Array,
     masks: jax.Array | None,
-    cuts: FilterCuts | None = None,
+    kernels: SamplingKernels = NO_SAMPLING_KERNELS,
     has_checksums: bool = False,
-    highest: Highest | None = None,
 ) -> tuple[Slots, Sampled]:
     """The tokens after the first `size` hidden vectors, also written where the next step reads them.
 
@@ -232,8 +233,8 @@ def sample_next(
     # Those that sample are the first. Where checksums are wanted, all rows are.
     num_rows = jnp.int32(size) if has_checksums else jnp.sum(samples > 0)
     logits = model.logits(for_rows(head, num_rows), hidden[:size])
-    asked, before, how = packed[count * size :], guesses[0] if guesses else None, (has_checksums, highest, num_rows)
-    return next_tokens(way, slots, logits, slot, position, samples > 0, asked, masks, cuts, before, *how)
+    asked, before, how = packed[count * size :], guesses[0] if guesses else None, (has_checksums, num_rows)
+    return next_tokens(way, slots, logits, slot, position, samples > 0, asked, masks, kernels, before, *how)
 
 
 def next_tokens(
@@ -245,17 +246,16 @@ def next_tokens(
     samples: jax.Array,
     asked: jax.Array | None = None,
     masks: jax.Array | None = None,
-    cuts: FilterCuts | None = None,
+    kernels: SamplingKernels = NO_SAMPLING_KERNELS,
     guesses: jax.Array | None = None,
     has_checksums: bool = False,
-    highest: Highest | None = None,
     num_rows: jax.Array | None = None,
 ) -> tuple[Slots, Sampled]:
     if asked is not None and way == "any":
         features = Features(*(flag > 0 for flag in asked))
     else:
         features = Features(way == "filtered", penalties=False, adjustments=False, masks=False, logprobs=False)
-    how = way == "any", cuts, has_checksums, highest, num_rows
+    how = way == "any", kernels, has_checksums, num_rows
     sampled = sample(logits, slots, slot, position, masks, features, *how)
     if guesses is not None:
         sampled, samples = with_accepted(sampled, samples, slots, slot, position, guesses)

@@ -15,6 +15,7 @@ from quire.ops.native.sampling import filter_cuts, highest
 from quire.ops.native.tiled_attention import tiled_attention
 from quire.ops.pages import CodedPages, KVWriteTargets, Pages
 from quire.ops.rounded_rows import scaled
+from quire.ops.sampling_kernels import SamplingKernels
 from quire.ops.sharded_kernels import sharded
 from quire.ops.step_attention import PLAIN, Kernels, place
 
@@ -32,8 +33,7 @@ NATIVE = Kernels(
     tiled_attention,
     norms=NATIVE_NORMS,
     decode_norms=NATIVE_NORMS,
-    filter_cuts=filter_cuts,
-    highest=highest,
+    sampling=SamplingKernels(filter_cuts, highest),
     adapter_product=native_adapter_product,
     recurrent=NATIVE_RECURRENT,
     attend_latent=tiled_attention,

@@ -22,17 +22,17 @@ from quire.ops.pages import KVWriteTargets, Pages, Segments, Tiles
 from quire.ops.recurrence import Recurrence, RecurrentKernels, convolve
 from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
 from quire.ops.rounded_rows import Rows, scaled, values
+from quire.ops.sampling_kernels import SamplingKernels
 from quire.ops.sharded_experts import sharded_experts
 from quire.ops.slot_access import SlotAccess
-from quire.ops.step_attention import Highest, Kernels
+from quire.ops.step_attention import Kernels
 from quire.sharding import PAGE_AXES, PAGE_SCALE_AXES, sharding
 
 WHOLE = PartitionSpec()  # type: ignore[no-untyped-call]
 
 
 def sharded(kernels: Kernels, mesh: Mesh) -> Kernels:
-    """The same kernels over the heads of each device. Norms, `filter_cuts` and `highest` run whole on every
-    device."""
+    """The same kernels over the heads of each device. Norms and sampling run whole on every device."""
     devices = _Devices(mesh)
     return kernels._replace(
         place=_sharded_place(kernels.place, devices),
@@ -48,8 +48,7 @@ def sharded(kernels: Kernels, mesh: Mesh) -> Kernels:
         experts=sharded_experts(kernels.experts, mesh),
         rounding=PLAIN_ROUNDING,  # the same
         moves=PLAIN_MOVES,  # the same
-        filter_cuts=None if kernels.filter_cuts is None else devices.on_whole_arrays(kernels.filter_cuts),
-        highest=None if kernels.highest is None else _whole_highest(kernels.highest, devices),
+        sampling=_whole_sampling(kernels.sampling, devices),
         skips_padding=False,  # XLA's products do not
     )
 
@@ -88,11 +87,15 @@ class _Devices:
         return None if sinks is None else sharding(sinks.shape, ("kv_heads", None), self.mesh).spec
 
 
-def _whole_highest(kernel: Highest, devices: _Devices) -> Highest:
-    def highest(values: jax.Array, num_rows: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
-        return devices.on_whole_arrays(kernel)(values, num_rows)  # type: ignore[no-any-return]
+def _whole_sampling(kernels: SamplingKernels, devices: _Devices) -> SamplingKernels:
+    """Tokens are drawn by XLA, which does not put logits together for it."""
+    whole, (cuts, find, _) = devices.on_whole_arrays, kernels
 
-    return highest
+    def highest(values: jax.Array, num_rows: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+        assert find is not None
+        return whole(find)(values, num_rows)  # type: ignore[no-any-return]
+
+    return SamplingKernels(None if cuts is None else whole(cuts), None if find is None else highest)
 
 
 def _whole_norms(norms: Norms, devices: _Devices) -> Norms:

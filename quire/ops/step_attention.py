@@ -19,18 +19,9 @@ from quire.ops.recurrence import PLAIN as PLAIN_RECURRENT
 from quire.ops.recurrence import RecurrentKernels
 from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
 from quire.ops.rounded_rows import RoundingOps, Rows, scaled
+from quire.ops.sampling_kernels import NONE as NO_SAMPLING_KERNELS
+from quire.ops.sampling_kernels import SamplingKernels
 from quire.ops.tiled_attention import tiled_attention
-
-# Of logits, top_k, top_p, min_p and typical_p: the logits again, and the cut, centre and spread of what they leave.
-FilterCuts = Callable[
-    [jax.Array, jax.Array, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array, jax.Array]
-]
-
-
-class Highest(Protocol):
-    def __call__(self, values: jax.Array, num_rows: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
-        """The places [r] of the highest of values [r, v], the first of equals, and the numbers there; a NaN counts as
-        the highest. Of the first `num_rows` []; what the others get is not read."""
 
 
 class PromptInCodes(Protocol):
@@ -52,8 +43,7 @@ class Kernels(NamedTuple):
     may return None, and anything for padding; layers with sinks are not given to it. The last argument of `attend` are
     the sinks [k, g] of a layer that has some. It gives [t, k, g, h], or rows [t, k * g * h] that have codes.
 
-    `decode_norms` are the norms of steps of decodes alone; `filter_cuts` and `highest` are for sampling, where XLA
-    alone takes too long; `highest` comes with `filter_cuts`. `adapter_product` adds the products with adapters to
+    `decode_norms` are the norms of steps of decodes alone. `adapter_product` adds the products with adapters to
     others. `recurrent` is for layers with a recurrent state, `experts` for layers with experts. `rounding` makes rows
     for products of codes of eight bits. `moves` copy pages between their arrays and blocks.
     """
@@ -65,8 +55,7 @@ class Kernels(NamedTuple):
     prompt_in_codes: PromptInCodes | None = None
     norms: Norms = PLAIN_NORMS
     decode_norms: Norms = PLAIN_NORMS
-    filter_cuts: FilterCuts | None = None
-    highest: Highest | None = None
+    sampling: SamplingKernels = NO_SAMPLING_KERNELS
     adapter_product: AdapterProduct = add_products
     recurrent: RecurrentKernels = PLAIN_RECURRENT
     # Like `attend`, for heads so wide that a platform may have another kernel, or none.

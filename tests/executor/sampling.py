@@ -40,7 +40,7 @@ class Sampling:
     """The sampler compiled for logits of one shape. Features are on unless a test turns them off."""
 
     def __init__(self, kernels: Kernels = PLAIN) -> None:
-        self._sample = jax.jit(partial(sample, cuts=kernels.filter_cuts, highest=kernels.highest))
+        self._sample = jax.jit(partial(sample, kernels=kernels.sampling))
 
     def __call__(
         self,

@@ -127,7 +127,7 @@ def test_rows_that_count_get_the_same_tokens_however_many_do(rows: int) -> None:
 
     @jax.jit
     def tokens(logits: Any, count: Any) -> Any:
-        how: Any = {"cuts": NATIVE.filter_cuts, "highest": NATIVE.highest, "num_rows": count}
+        how: Any = {"kernels": NATIVE.sampling, "num_rows": count}
         return sample(logits, slots, at, at, masks, features, **how).tokens
 
     expected = sampling(some_logits(0), slots, np.arange(ROWS), np.arange(ROWS), off=(*CHANGES, "logprobs")).tokens
@@ -141,7 +141,7 @@ def test_a_step_that_changes_nothing_copies_no_logits() -> None:
     """No branch gives logits back but those within the branch that changes them."""
     rows = np.zeros(ROWS, int)
     features = Features(*(np.asarray(False) for _ in Features._fields))
-    by_kernels = partial(sample, cuts=NATIVE.filter_cuts, highest=NATIVE.highest)
+    by_kernels = partial(sample, kernels=NATIVE.sampling)
     traced = jax.make_jaxpr(by_kernels)(some_logits(0), slots_for([GREEDY]), rows, rows, some_masks(0), features)
     found = primitives(traced.jaxpr)
     assert "sort" not in {name for name, _ in found}

@@ -12,7 +12,8 @@ from quire.errors import InvalidRequest
 from quire.executor.sampler import NOT_NUMBERS, NOTHING_LEFT, Features
 from quire.executor.step import SamplingWay, sample_next
 from quire.ops.gpu.filter_cuts import filter_cuts
-from quire.ops.step_attention import FilterCuts
+from quire.ops.gpu.token_draws import draw_tokens
+from quire.ops.sampling_kernels import SamplingKernels
 from quire.request import MAX_ADJUSTED_TOKENS, MAX_LOGPROBS, Request, SamplingParams
 from tests.executor.sampling import draws, sampling, slot_start, slots_of
 from tests.executor.sampling_reference import distribution, log_softmax, penalised
@@ -22,7 +23,7 @@ VOCAB = 300  # no multiple of the sampler's blocks
 ROWS = 8
 NUM_DRAWS = 10_000
 GREEDY = SamplingParams(temperature=0)
-CUTS = partial(filter_cuts, interpret=True)
+CUTS, DRAWS = partial(filter_cuts, interpret=True), partial(draw_tokens, interpret=True)
 
 
 class GivenLogits:
@@ -230,9 +231,12 @@ def test_features_that_are_off_change_nothing() -> None:
     assert not out.top_logprobs.any()
 
 
-@pytest.mark.parametrize(("name", "cuts"), [("plain", None), ("filtered", None), ("filtered", CUTS), ("any", CUTS)])
+@pytest.mark.parametrize(
+    "kernels", [SamplingKernels(), SamplingKernels(CUTS), SamplingKernels(CUTS, draw_tokens=DRAWS)]
+)
+@pytest.mark.parametrize("name", ["plain", "filtered", "any"])
 def test_programs_without_branches_and_with_a_kernel_draw_the_same_tokens(
-    name: SamplingWay, cuts: FilterCuts | None
+    name: SamplingWay, kernels: SamplingKernels
 ) -> None:
     kinds = [GREEDY, SamplingParams(), *(CASES.values() if name != "plain" else [SamplingParams(temperature=0.3)])]
     starts = [slot_start(params, slot, seed=slot) for slot, params in enumerate(kinds[:8])]
@@ -244,7 +248,7 @@ def test_programs_without_branches_and_with_a_kernel_draw_the_same_tokens(
     masks = np.zeros((len(starts), 10), np.uint32)
     inputs = {}, slots, logits, packed, masks
     with_branches = sample_next("any", GivenLogits(), len(starts), *inputs)[1]
-    without = jax.jit(partial(sample_next, name, GivenLogits(), len(starts), cuts=cuts))(*inputs)[1]
+    without = jax.jit(partial(sample_next, name, GivenLogits(), len(starts), kernels=kernels))(*inputs)[1]
     assert without.tokens.tolist() == with_branches.tokens.tolist()
 
 

@@ -144,7 +144,10 @@ def check_sampling(mesh: Mesh) -> None:
     assert not kernels.skips_padding  # products are XLA's
     for name in ("highest", "filter_cuts"):
         others = asked if name == "filter_cuts" else ()
-        found, expected = jax.jit(getattr(kernels, name))(divided, *others), getattr(NATIVE, name)(logits, *others)
+        found, expected = (
+            jax.jit(getattr(kernels.sampling, name))(divided, *others),
+            getattr(NATIVE.sampling, name)(logits, *others),
+        )
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_array_equal(one, other)
 

@@ -33,6 +33,7 @@ from quire.ops.gpu.move_pages import gather, scatter
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import prefill_attention
 from quire.ops.gpu.recurrence import convolve_single, recur_single
+from quire.ops.gpu.token_draws import draw_tokens
 from quire.ops.heads import Heads
 from quire.ops.norms import Norms
 from quire.ops.page_moves import PageMoves
@@ -49,6 +50,7 @@ from quire.ops.rounded_rows import (
     Sums,
     gated_values,
 )
+from quire.ops.sampling_kernels import SamplingKernels
 from quire.ops.slot_access import SlotAccess
 from quire.ops.step_attention import Kernels
 from quire.ops.tiled_attention import tiled_attention
@@ -262,7 +264,7 @@ GPU = Kernels(
     MAX_FRESH_SEQUENCES if packed_attention is not None else 1,
     # Large products add to what is there themselves, which a kernel after them would read and write again.
     decode_norms=Norms(add_rms=add_rms_norm, add_visits_rms=add_visits_rms_norm),
-    filter_cuts=filter_cuts,
+    sampling=SamplingKernels(filter_cuts, draw_tokens=draw_tokens),
     adapter_product=adapter_product,
     recurrent=RecurrentKernels(convolve, recur),
     attend_latent=attend_latent,
