@@ -31,11 +31,9 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from quire.ops.coded import Coded
-from quire.ops.few_rows import PartedRows
 from quire.ops.four_bits import FourBits
 from quire.ops.gpu import few_rows
 from quire.ops.gpu.code_product import BLOCK, MOST_ROWS
-from quire.ops.gpu.decode_list import MAX_PARTS
 from quire.ops.gpu.hopper_products import gate_codes, gate_many, has_blocks, multiply_codes
 
 # The facts about a device that the compiler asks for.
@@ -54,7 +52,6 @@ device_description_str: "NVIDIA H200"
 """
 INSTRUCTION = re.compile(r"^\s*(?:@!?%p\d+\s+)?([a-z]\w*(?:\.[a-z]\w*)?)[\w.:]*\s", re.MULTILINE)
 MOST_NAMES = 16
-HEAD_DIM = 128  # of contexts
 
 
 class Case(NamedTuple):
@@ -62,7 +59,7 @@ class Case(NamedTuple):
     outputs: int
     inputs: int
     group: int
-    form: str  # of few rows; "contexts" are those of one row, to which a product is added
+    form: str  # of few rows
 
 
 def four_bits(case: Case) -> tuple[Callable[..., Any], Any]:
@@ -88,30 +85,18 @@ def few_rows_of(case: Case, weight: Any) -> tuple[Callable[..., Any], Any]:
     rows, outputs, inputs, form = case.rows, case.outputs, case.inputs, case.form
     shapes = (rows, inputs), (rows, outputs), (outputs,)
     x, residual, norm = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
-    if form == "contexts":
-        x = contexts(rows, inputs)
     squares = jax.ShapeDtypeStruct((inputs // 16, rows), jnp.float32)
     is_for = weight is not None and few_rows.fits(rows, x.dtype, weight, is_gated=form == "gated")
-    is_for = is_for and (form != "contexts" or few_rows.fits_parts(HEAD_DIM, rows, x.dtype, weight))
 
     def run(x: Any, weight: Any, squares: Any, residual: Any, norm: Any) -> Any:
         factor = few_rows.RowFactor(squares, 1e-5)
         if not is_for:
             return None
-        if form in ("added", "contexts"):
+        if form == "added":
             return few_rows.added(x, weight, residual, norm, 0.0)
         return few_rows.gated(x, weight, factor) if form == "gated" else few_rows.sums(x, weight, x.dtype, factor)
 
     return run, (x, weight, squares, residual, norm)
-
-
-def contexts(rows: int, inputs: int) -> PartedRows:
-    """Those of queries that have a key head each."""
-    shapes = (rows, inputs // HEAD_DIM, 1), (MAX_PARTS, rows, inputs // HEAD_DIM, 1)
-    whole, outs = (jax.ShapeDtypeStruct((*shape, HEAD_DIM), jnp.float32) for shape in shapes)
-    of_parts = [jax.ShapeDtypeStruct(shapes[1], jnp.float32)] * 2
-    counts = jax.ShapeDtypeStruct((rows,), jnp.int32)
-    return PartedRows(whole.update(dtype=jnp.bfloat16), counts, outs, *of_parts, lambda rows: rows.whole)
 
 
 def codes(case: Case) -> tuple[Callable[..., Any], Any]:
@@ -159,7 +144,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--shape", default="4096x4096")
     parser.add_argument("--group", type=int, default=128)
-    parser.add_argument("--form", choices=("sums", "gated", "added", "contexts"), default="sums")
+    parser.add_argument("--form", choices=("sums", "gated", "added"), default="sums")
     parser.add_argument("--keep", type=Path)
     options = parser.parse_args()
     with nullcontext(options.keep) if options.keep else tempfile.TemporaryDirectory() as folder:

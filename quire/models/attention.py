@@ -15,7 +15,7 @@ from quire.models.temperature import QueryScale, QueryTemperature
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import Heads
 from quire.ops.rotation import Rotation
-from quire.ops.rounded_rows import BlockOutput, RoundingOps, Rows, scaled, values
+from quire.ops.rounded_rows import BlockOutput, Rows, scaled, values
 from quire.sharding import key_copies
 
 
@@ -68,19 +68,11 @@ class Attention:
             weights.get("sinks"),
         )
         read_in = None if self.is_gated else code_dtype(weights["out"], len(x), ops.rounding)
-        spec = replace(self.spec, read_in=read_in, in_parts=self._leaves_parts(weights["out"], x, ops.rounding))
-        out, state = ops.attend(spec, heads, state)
+        out, state = ops.attend(replace(self.spec, read_in=read_in), heads, state)
         if gates is not None:
             wide = values(out).reshape(gates.shape).astype(jnp.float32)
             out = (wide * jax.nn.sigmoid(gates.astype(jnp.float32))).astype(out.dtype)
         return pending_product("tkgh,dkgh->td", out, weights["out"], weights.get("out_bias"), ops.rounding), state
-
-    def _leaves_parts(self, weight: Any, x: Rows, rounding: RoundingOps) -> bool:
-        """True if the product that follows puts contexts together itself."""
-        few = rounding.few_rows
-        if few is None or self.is_gated or self.out_bias is not None:
-            return False
-        return few.takes_parts(self.spec, len(x), x.dtype, weight)
 
     def for_devices(self, num_devices: int) -> "Attention":
         """The same attention; if there are fewer keys than devices, with copies of key and value heads, each for a part

@@ -17,7 +17,7 @@ from quire.models.params import Array, Param, Tensor
 from quire.ops.adapters import AdaptedWeight, JoinedStack
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.coded import Coded, Parts
-from quire.ops.few_rows import FewRowsIn, NormalRows, PartedRows, PendingProduct
+from quire.ops.few_rows import FewRowsIn, NormalRows, PendingProduct
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import QuantizedWeight, product, rows_of, shape_of
 from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
@@ -79,7 +79,7 @@ def _by_few_rows(
 
 
 def _flat(x: Rows) -> FewRowsIn:
-    return x if isinstance(x, NormalRows | PartedRows) else values(x).reshape(len(x), -1)
+    return x if isinstance(x, NormalRows) else values(x).reshape(len(x), -1)
 
 
 def _num_output_axes(equation: str) -> int:

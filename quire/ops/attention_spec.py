@@ -21,8 +21,7 @@ class AttentionSpec:
 
     With a `value_dim`, values are the first so many features of keys, and the state has keys alone: latent attention.
 
-    `read_in` is the type of the codes in which a product reads what the layer gives, where it reads codes. With
-    `in_parts`, it takes contexts whose parts are not put together.
+    `read_in` is the type of the codes in which a product reads what the layer gives, where it reads codes.
     """
 
     kv_heads: int
@@ -35,7 +34,6 @@ class AttentionSpec:
     value_dim: int | None = None
     chunk: int | None = None
     read_in: Any = None
-    in_parts: bool = False
 
     @property
     def sees_all(self) -> bool:

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from quire.ops.attention_spec import AttentionSpec
-
 
 @partial(jax.tree_util.register_dataclass, data_fields=["unscaled", "squares"], meta_fields=["eps"])
 @dataclass(frozen=True)
@@ -43,36 +41,7 @@ class NormalRows:
         return (self.unscaled.astype(jnp.float32) * self.factors).astype(self.dtype)
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["whole", "counts", "outs", "highest", "totals"],
-    meta_fields=["together"],
-)
-@dataclass(frozen=True)
-class PartedRows:
-    """Rows [t, inputs] that are contexts of which attention has read parts, n of each at most. A product puts them
-    together where it takes them; what nothing else reads is not computed."""
-
-    whole: jax.Array  # [t, k, g, h] of the model's type: contexts that are one part
-    counts: jax.Array  # [t]: parts
-    outs: jax.Array  # float32 [n, t, k, g, h]
-    highest: jax.Array  # float32 [n, t, k, g], as exponents of two
-    totals: jax.Array  # the same
-    together: Callable[["PartedRows"], jax.Array]  # [t, k, g, h]
-
-    @property
-    def dtype(self) -> Any:
-        return self.whole.dtype
-
-    def __len__(self) -> int:
-        return len(self.whole)
-
-    @property
-    def values(self) -> jax.Array:
-        return self.together(self)
-
-
-FewRowsIn = jax.Array | NormalRows | PartedRows
+FewRowsIn = jax.Array | NormalRows
 
 
 class FewRows(NamedTuple):
@@ -82,8 +51,6 @@ class FewRows(NamedTuple):
     sums: Callable[[FewRowsIn, Any, Any], jax.Array]  # [t, outputs] of (rows, weight, type of the sums)
     # (rows, weight, x [t, outputs], weight of a norm, its eps and offset): x + product, rounded, and the norm of that.
     added: Callable[[FewRowsIn, Any, jax.Array, jax.Array, float, float], tuple[jax.Array, NormalRows]]
-    # (attention before, number of rows, their type, weight): true if `PartedRows` are taken.
-    takes_parts: Callable[[AttentionSpec, int, Any, Any], bool] = lambda *_: False
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["rows", "weight"], meta_fields=["kernels"])

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from quire.ops.few_rows import FewRows, NormalRows, PartedRows, PendingProduct
+from quire.ops.few_rows import FewRows, NormalRows, PendingProduct
 from quire.ops.norms import rms_norm
 from quire.ops.visit_sums import VisitSums
 
@@ -84,13 +84,13 @@ class ScaledSums:
         return wide.reshape(self.sums.shape)
 
 
-Rows = jax.Array | RoundedRows | BlockRows | NormalRows | PartedRows
+Rows = jax.Array | RoundedRows | BlockRows | NormalRows
 Sums = jax.Array | ScaledSums
 BlockOutput = Sums | VisitSums | PendingProduct
 
 
 def values(rows: Rows) -> jax.Array:
-    return rows if isinstance(rows, jax.Array) else rows.values
+    return rows.values if isinstance(rows, RoundedRows | BlockRows | NormalRows) else rows
 
 
 def scaled(sums: BlockOutput) -> jax.Array:

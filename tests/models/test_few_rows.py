@@ -15,9 +15,7 @@ from quire.models.projection import project, shape_of
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from quire.ops.attention import whole_sequence
-from quire.ops.attention_spec import AttentionSpec
-from quire.ops.few_rows import FewRows, FewRowsIn, NormalRows, PartedRows
-from quire.ops.heads import Heads
+from quire.ops.few_rows import FewRows, FewRowsIn, NormalRows
 from quire.ops.native_weight import NativeWeight
 from quire.ops.rounded_rows import Activation, RoundingOps, Rows, values
 
@@ -43,8 +41,8 @@ class Plain:
     asked: list[str] = field(default_factory=list)
 
     def sums(self, x: FewRowsIn, weight: Any, dtype: Any) -> jax.Array:
-        self.asked.append("sums" if isinstance(x, jax.Array) else f"sums of {type(x).__name__}")
-        rows, factors = (x.unscaled, x.factors) if isinstance(x, NormalRows) else (flat(x), 1.0)
+        self.asked.append(f"sums of {type(x).__name__}" if isinstance(x, NormalRows) else "sums")
+        rows, factors = (x.unscaled, x.factors) if isinstance(x, NormalRows) else (x, 1.0)
         matrix = (weight.values if isinstance(weight, NativeWeight) else weight).reshape(-1, rows.shape[1])
         return (jnp.einsum("ti,oi->to", rows, matrix, preferred_element_type=jnp.float32) * factors).astype(dtype)
 
@@ -58,7 +56,6 @@ class Plain:
 
     def gated(self, activation: Activation, x: Rows, gate_up: Any, down: Any) -> Rows:
         self.asked.append("gated")
-        assert not isinstance(x, PartedRows)
         rows = x if isinstance(x, NormalRows) else values(x)
         both = self.sums(rows, gate_up, jnp.float32).reshape(len(x), 2, -1)
         return activation(both[:, 0]) * both[:, 1]
@@ -67,35 +64,13 @@ class Plain:
         def fits(num_rows: int, dtype: Any, weight: Any) -> bool:
             return self.fits and isinstance(weight, jax.Array | NativeWeight)
 
-        def takes_parts(spec: AttentionSpec, *weight: Any) -> bool:
-            return fits(*weight)
-
-        return RoundingOps(few_rows=FewRows(fits, self.sums, self.added, takes_parts), gated_product=self.gated)
-
-
-def flat(x: jax.Array | PartedRows) -> jax.Array:
-    return values(x).reshape(len(x), -1)
-
-
-def attend(spec: AttentionSpec, heads: Heads, state: None) -> tuple[Rows, None]:
-    """Gives contexts in two parts where the product puts them together."""
-    out, state = whole_sequence(spec, heads, state)
-    if not spec.in_parts:
-        return out, state
-    totals = jnp.stack([jnp.full(out.shape[:-1], total) for total in (3.0, 5.0)])
-    outs, highest = out * totals[..., None], jnp.log2(totals)
-    return PartedRows(out * jnp.nan, jnp.full(len(out), 2), outs, highest, totals, together), state
-
-
-def together(rows: PartedRows) -> jax.Array:
-    shares = jnp.exp2(rows.highest)
-    return (shares[..., None] * rows.outs).sum(0) / (shares * rows.totals).sum(0)[..., None]
+        return RoundingOps(few_rows=FewRows(fits, self.sums, self.added), gated_product=self.gated)
 
 
 def hidden(model: Decoder, weights: Any, rounding: RoundingOps) -> np.ndarray:
     tokens, positions = jnp.arange(7) * 11 % 128, jnp.arange(7)
     context = TokenContext(tokens, positions, lengths=positions + 1)
-    run = partial(model.forward, states=NoStates(), ops=PlatformOps(attend, rounding=rounding))
+    run = partial(model.forward, states=NoStates(), ops=PlatformOps(whole_sequence, rounding=rounding))
     return np.asarray(run(weights, context)[0])
 
 
@@ -111,7 +86,6 @@ def test_models_give_the_same(name: str) -> None:
         assert kernels.asked.count("added") == 3
         assert kernels.asked.count("sums of NormalRows") >= 3
         assert "gated" in kernels.asked
-    assert ("sums of PartedRows" in kernels.asked) == (name != "gpt2")  # its products have biases
 
 
 def test_without_a_kernel_nothing_is_left_to_readers() -> None:

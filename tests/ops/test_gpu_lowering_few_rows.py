@@ -7,15 +7,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from quire.ops.attention_spec import AttentionSpec
 from quire.ops.coded import Coded
-from quire.ops.few_rows import PartedRows, PendingProduct
 from quire.ops.four_bits import FourBits
-from quire.ops.gpu.hopper_products import FEW_ROWS
-from quire.ops.gpu.kernels import attend_on_hopper
 from quire.ops.gpu.mosaic import HAS_MOSAIC
-from quire.ops.pages import Tiles
-from quire.ops.rounded_rows import values
 from tests.ops.test_gpu_lowering import on_an_h200
 
 if not HAS_MOSAIC:
@@ -54,43 +48,6 @@ def test_a_layer_of_few_rows_has_a_launch_for_each_product(code: str, rows: int)
     for work in ("add", "multiply", "rsqrt", "logistic", "reduce", "convert", "pad", "transpose"):
         assert f"stablehlo.{work} " not in text
     assert [one.shape for one in traced.out_info] == [(rows, 1024), (rows, 1024), (64, rows)]
-
-
-@pytest.mark.parametrize("in_parts", [True, False])
-@pytest.mark.parametrize("code", ["int4", "float8_e4m3fn", "int8"])
-def test_the_product_of_one_row_puts_its_context_together(code: str, in_parts: bool) -> None:
-    """Attention is a launch, and the product another."""
-    spec, weight = (
-        AttentionSpec(kv_heads=2, group=4, head_dim=128, scale=0.1, in_parts=in_parts),
-        weight_like(code, 512, 1024),
-    )
-    assert few_rows.fits_parts(128, 1, jnp.bfloat16, weight)
-    pages = (jnp.zeros((4, 32, 2, 128), jnp.bfloat16),) * 2
-    each, x = jnp.zeros(1, jnp.int32), jnp.zeros((1, 512), jnp.bfloat16)
-
-    def block(q: jax.Array, weight: Any, x: jax.Array) -> Any:
-        rows = attend_on_hopper(spec, q, pages, jnp.zeros((9, 40), jnp.int32), Tiles.single(each, each))
-        assert isinstance(rows, PartedRows) == in_parts
-        given = rows if isinstance(rows, PartedRows) else values(rows).reshape(1, -1)
-        return PendingProduct(given, weight, FEW_ROWS).added_to(x, x[0], 1e-5, 0.0)
-
-    with on_an_h200():
-        traced = jax.jit(block).trace(jnp.zeros((1, 2, 4, 128), jnp.bfloat16), weight, x)
-        text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert ('name = "combine_parts"' in text) == (not in_parts)
-    if in_parts:
-        assert text.count("stablehlo.custom_call") == 2
-
-
-def test_contexts_in_parts_are_for_one_row_and_few_blocks() -> None:
-    spec = AttentionSpec(kv_heads=2, group=4, head_dim=128, scale=0.1)
-    weight, large = weight_like("int4", 512, 1024), weight_like("int4", 8192, 8192)
-    assert FEW_ROWS.takes_parts(spec, 1, jnp.bfloat16, weight)
-    assert not FEW_ROWS.takes_parts(spec, 2, jnp.bfloat16, weight)
-    assert not FEW_ROWS.takes_parts(spec, 1, jnp.float32, weight)
-    assert not FEW_ROWS.takes_parts(replace(spec, head_dim=96), 1, jnp.bfloat16, weight)
-    assert not FEW_ROWS.takes_parts(spec, 1, jnp.bfloat16, large)
-    assert not FEW_ROWS.takes_parts(spec, 1, jnp.bfloat16, jnp.zeros((512, 1024), jnp.bfloat16))
 
 
 def test_few_rows_are_for_plain_weights() -> None:

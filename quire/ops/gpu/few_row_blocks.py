@@ -38,10 +38,6 @@ class RowBlocks(NamedTuple):
     splits: int
     groups: int
 
-    def each(self, inputs: int, step: int) -> int:
-        """Blocks of a group, of which the last may end beyond the inputs."""
-        return ceil(inputs / (self.steps * step * self.splits * self.groups))
-
 
 class Matrix(NamedTuple):
     """The matrix. Outputs are in `pieces`, of each of which a program has as many: gates and ups."""

@@ -10,7 +10,7 @@ Written in Pallas for Mosaic: Triton has no clusters, and keeps less on its way.
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate
+from math import ceil
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -19,10 +19,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from quire.ops.few_rows import PartedRows
 from quire.ops.gpu.cluster_sums import WARPS, Sources, begin_cluster
 from quire.ops.gpu.code_fragments import OF_HALVES
-from quire.ops.gpu.context_rows import NUM_ARRAYS, ContextRow
 from quire.ops.gpu.few_row_blocks import NARROW, RowBlocks, bytes_of_sums
 from quire.ops.gpu.row_epilogues import Epilogue, finish
 from quire.ops.gpu.row_factors import Squares
@@ -61,17 +59,15 @@ class Plan(NamedTuple):
     steps: Steps
     epilogue: Epilogue
     squares: Squares | None
-    context: ContextRow | None  # in place of rows
     num_arrays: int  # of steps
     num_given: int  # of the epilogue
 
 
 def few_row_product(
-    x: jax.Array | PartedRows, arrays: Sequence[jax.Array], outputs: int, plan: Plan, *more: jax.Array
+    x: jax.Array, arrays: Sequence[jax.Array], outputs: int, plan: Plan, *more: jax.Array
 ) -> tuple[jax.Array, ...]:
     """Results of x [t, inputs], numbers of two bytes, and of the arrays of the plan's steps. `more`: squares, if the
     plan has some, and what the epilogue is given."""
-    rows = [x] if isinstance(x, jax.Array) else ContextRow.of(x).arrays(x)
     blocks, steps, epilogue = plan.blocks, plan.steps, plan.epilogue
     tokens = max(len(x), NARROW)
     splits, groups, places = blocks.splits, blocks.groups, blocks.ahead * blocks.groups
@@ -91,27 +87,28 @@ def few_row_product(
             plgpu.SMEM((places, tokens, steps.width), x.dtype, transforms=OF_HALVES),
             plgpu.SMEM((max(1, bytes_of_sums(tokens, blocks.outputs, splits, groups) // 4),), jnp.float32),
             plgpu.SMEM((groups, WARPS * tokens), jnp.float32),
-            plgpu.Barrier(num_arrivals=(plan.context is None) + len(in_shared), num_barriers=places),
+            plgpu.Barrier(num_arrivals=1 + len(in_shared), num_barriers=places),
         ],
         # The kernel has its own barriers: those of JAX would be one before each of the copies of a block.
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup, unsafe_no_auto_barriers=True
         ),
     )
-    found: tuple[jax.Array, ...] = run(*rows, *arrays, *more)
+    found: tuple[jax.Array, ...] = run(x, *arrays, *more)
     return found
 
 
-def _kernel(plan: Plan, *refs: Any) -> None:
-    blocks, steps, epilogue, context = plan.blocks, plan.steps, plan.epilogue, plan.context
-    counts = 1 if context is None else NUM_ARRAYS, plan.num_arrays, int(plan.squares is not None)
-    ends = list(accumulate((*counts, plan.num_given)))
-    x, arrays, squares, given = (refs[start:end] for start, end in zip((0, *ends), ends, strict=False))
-    *results_and_codes, rows, parts, scratch, are_there = refs[ends[-1] :]
+def _kernel(plan: Plan, x_ref: Any, *refs: Any) -> None:
+    blocks, steps, epilogue = plan.blocks, plan.steps, plan.epilogue
+    counts = plan.num_arrays, int(plan.squares is not None), plan.num_given
+    ends = [sum(counts[: index + 1]) for index in range(3)]
+    arrays, squares, given = refs[: ends[0]], refs[ends[0] : ends[1]], refs[ends[1] : ends[2]]
+    *results_and_codes, rows, parts, scratch, are_there = refs[ends[2] :]
     num_codes = len(steps.in_shared(1))
     results, codes = results_and_codes[:-num_codes], results_and_codes[-num_codes:]
-    (_, tokens, width), (num_rows, inputs) = rows.shape, x[0].shape if context is None else (1, context.inputs)
-    sources, count = blocks.splits * blocks.groups, blocks.each(inputs, width // blocks.steps)
+    (_, tokens, width), (num_rows, inputs) = rows.shape, x_ref.shape
+    sources = blocks.splits * blocks.groups
+    count = ceil(inputs / (width * sources))
     program, group = lax.axis_index("program"), lax.axis_index("group")
     start, first = program * (blocks.outputs // epilogue.pieces), group * blocks.ahead  # of each piece
     source = group if blocks.splits == 1 else lax.axis_index("split") * blocks.groups + group
@@ -120,11 +117,9 @@ def _kernel(plan: Plan, *refs: Any) -> None:
 
     def fetch(index: Any, place: Any) -> None:
         at = (source * count + index) * width
-        copies = list(zip(steps.slices(arrays, start, at), codes, strict=True))
-        if context is None:
-            # Rows that are not there are zeros. No known number: one would be held against the number of rows.
-            copies.append((x[0].at[pl.ds(0 * program, tokens), pl.ds(at, width)], rows))
-        for some, to in copies:
+        # Rows that are not there are zeros. No known number: one would be held against the number of rows.
+        given = x_ref.at[pl.ds(0 * program, tokens), pl.ds(at, width)]
+        for some, to in zip((*steps.slices(arrays, start, at), given), (*codes, rows), strict=True):
             plgpu.copy_gmem_to_smem(some, to.at[place], are_there.at[place])
 
     def add(index: Any, sums: jax.Array) -> jax.Array:
@@ -141,8 +136,6 @@ def _kernel(plan: Plan, *refs: Any) -> None:
     loaded = epilogue.load(given, start, (blocks.outputs, tokens), num_rows)
     scales = steps.scales(arrays, start)
     factors = [] if plan.squares is None else [plan.squares.factors(tokens)(squares[0], scratch.at[group])]
-    if context is not None:
-        context.place(x, source * (count * width), rows, first, count)
     zeros = plgpu.layout_cast(jnp.zeros((blocks.outputs, tokens), jnp.float32), plgpu.Layout.WGMMA)
     sums = lax.fori_loop(0, count, add, zeros) * steps.unit
     if scales is not None:

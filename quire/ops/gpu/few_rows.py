@@ -12,10 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from quire.ops.coded import Coded
-from quire.ops.few_rows import PartedRows
-from quire.ops.four_bits import PLACES, TILE, FourBits
+from quire.ops.four_bits import TILE, FourBits
 from quire.ops.gpu import few_row_blocks
-from quire.ops.gpu.context_rows import LEAST_SIZE, ContextRow
 from quire.ops.gpu.eight_bit_fragments import EightBitSteps
 from quire.ops.gpu.few_row_blocks import EIGHT_BIT_STEP, RowBlocks
 from quire.ops.gpu.few_row_kernel import Plan, Steps, few_row_product
@@ -25,7 +23,6 @@ from quire.ops.gpu.row_factors import Squares
 
 EIGHT_BIT_CODES = jnp.float8_e4m3fn, jnp.int8
 Weight = FourBits | Coded
-RowsIn = jax.Array | PartedRows
 
 
 class RowFactor(NamedTuple):
@@ -40,15 +37,6 @@ def fits(num_rows: int, dtype: Any, weight: Weight, *, is_gated: bool = False) -
     return blocks_of(num_rows, dtype, weight, 2 if is_gated else 1) is not None
 
 
-def fits_parts(head_dim: int, num_rows: int, dtype: Any, weight: Weight) -> bool:
-    """True if the kernel takes a row whose contexts are parts: all its blocks have room at once."""
-    blocks = blocks_of(num_rows, dtype, weight)
-    if blocks is None or num_rows > 1 or head_dim % LEAST_SIZE:
-        return False
-    step = PLACES * weight.run if isinstance(weight, FourBits) else EIGHT_BIT_STEP
-    return blocks.ahead == blocks.each(_sizes(weight)[1], step)
-
-
 def blocks_of(num_rows: int, dtype: Any, weight: Weight, pieces: int = 1) -> RowBlocks | None:
     """Those of a product; None: the kernel is not for it."""
     if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16) or num_rows < 1:
@@ -59,18 +47,18 @@ def blocks_of(num_rows: int, dtype: Any, weight: Weight, pieces: int = 1) -> Row
     return few_row_blocks.of_eight_bits(num_rows, outputs, inputs, pieces) if _is_plain(weight) else None
 
 
-def sums(x: RowsIn, weight: Weight, dtype: Any, factor: RowFactor | None = None) -> jax.Array:
+def sums(x: jax.Array, weight: Weight, dtype: Any, factor: RowFactor | None = None) -> jax.Array:
     """[t, outputs] in `dtype` of x [t, inputs]."""
     return product(x, weight, Sum(jnp.dtype(dtype)), factor)[0]
 
 
-def gated(x: RowsIn, weight: Weight, factor: RowFactor | None = None) -> jax.Array:
+def gated(x: jax.Array, weight: Weight, factor: RowFactor | None = None) -> jax.Array:
     """silu(gates) * ups [t, m] of a matrix that has all gates, m of them, and then all ups."""
     return product(x, weight, Gate(x.dtype), factor)[0]
 
 
 def added(
-    x: RowsIn,
+    x: jax.Array,
     weight: Weight,
     residual: jax.Array,
     norm_weight: jax.Array,
@@ -85,7 +73,7 @@ def added(
 
 
 def product(
-    x: RowsIn,
+    x: jax.Array,
     weight: Weight,
     epilogue: Epilogue,
     factor: RowFactor | None = None,
@@ -102,7 +90,7 @@ def product(
 
 @partial(jax.jit, static_argnums=(4, 5, 6))  # layers that are alike are traced once
 def _product(
-    x: RowsIn,
+    x: jax.Array,
     weight: Weight,
     squares: jax.Array | None,
     given: tuple[jax.Array, ...],
@@ -125,8 +113,7 @@ def _product(
         arrays = codes, weight.scales.reshape(pieces, outputs // pieces)
     of_rows = None if squares is None else Squares(len(squares), len(x), inputs, eps)
     more = given if squares is None else (squares, *given)
-    context = ContextRow.of(x) if isinstance(x, PartedRows) else None
-    return few_row_product(x, arrays, outputs, Plan(blocks, steps, epilogue, of_rows, context, 2, len(given)), *more)
+    return few_row_product(x, arrays, outputs, Plan(blocks, steps, epilogue, of_rows, 2, len(given)), *more)
 
 
 def _sizes(weight: Weight) -> tuple[int, int]:

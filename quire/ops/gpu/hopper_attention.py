@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.few_rows import PartedRows
 from quire.ops.gpu.decode_attention import decode_parts
 from quire.ops.gpu.decode_items import part_of
 from quire.ops.gpu.decode_list import MAX_PARTS
@@ -24,16 +23,9 @@ def coded_decode_attention(spec: AttentionSpec, q: jax.Array, pages: Pages, *oth
     return combine_parts(*_parts(spec, q, pages, *others))
 
 
-def row_decode_attention(spec: AttentionSpec, q: jax.Array, pages: Pages, *others: Any) -> RoundedRows | PartedRows:
-    """The same, for tokens that are all single, as rows: as the product that follows takes them."""
-    out, counts, parts = _parts(spec, q, pages, *others)
-    if spec.in_parts and len(parts.outs) <= MAX_PARTS:  # with parts that others share, there are more
-        return PartedRows(out, counts, *parts, _together)
-    return round_parts(out, counts, parts, jnp.float8_e4m3fn)
-
-
-def _together(rows: PartedRows) -> jax.Array:
-    return combine_parts(rows.whole, rows.counts, Parts(rows.outs, rows.highest, rows.totals))
+def rounded_decode_attention(spec: AttentionSpec, q: jax.Array, pages: Pages, *others: Any) -> RoundedRows:
+    """The same, for tokens that are all single, as rows."""
+    return round_parts(*_parts(spec, q, pages, *others), jnp.float8_e4m3fn)
 
 
 def coded_prefill_attention(

@@ -11,9 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from quire.ops.attention_spec import AttentionSpec
 from quire.ops.coded import Coded
-from quire.ops.few_rows import FewRows, FewRowsIn, NormalRows, PartedRows
+from quire.ops.few_rows import FewRows, FewRowsIn, NormalRows
 from quire.ops.four_bits import FourBits
 from quire.ops.gpu.mosaic import HAS_CODE_PRODUCT, HAS_MOSAIC
 from quire.ops.rounded_rows import Activation, BlockRows, CodeProduct, RoundedRows, Rows
@@ -61,15 +60,6 @@ def meets_few_rows(num_rows: int, dtype: Any, weight: Any) -> bool:
     return few_rows.fits(num_rows, dtype, weight)
 
 
-def takes_parts(spec: AttentionSpec, num_rows: int, dtype: Any, weight: Any) -> bool:
-    """True if there is such a kernel for contexts in parts."""
-    if not meets_few_rows(num_rows, dtype, weight):
-        return False
-    from quire.ops.gpu import few_rows
-
-    return few_rows.fits_parts(spec.head_dim, num_rows, dtype, weight)
-
-
 def few_row_sums(rows: FewRowsIn, weight: Any, dtype: Any) -> jax.Array:
     from quire.ops.gpu import few_rows
 
@@ -87,7 +77,7 @@ def few_rows_added(
     return total, NormalRows(unscaled, squares, eps)
 
 
-def _apart(rows: FewRowsIn) -> tuple[jax.Array | PartedRows, Any]:
+def _apart(rows: FewRowsIn) -> tuple[jax.Array, Any]:
     from quire.ops.gpu.few_rows import RowFactor
 
     return (rows.unscaled, RowFactor(rows.squares, rows.eps)) if isinstance(rows, NormalRows) else (rows, None)
@@ -99,7 +89,7 @@ def gated_product(activation: Activation, x: Rows, gate_up: Any, down: Any) -> R
         return None
     if isinstance(x, RoundedRows):
         return _gated_codes(x, gate_up, down)
-    if isinstance(x, BlockRows | PartedRows) or not meets_few_rows(len(x), x.dtype, gate_up):
+    if isinstance(x, BlockRows) or not meets_few_rows(len(x), x.dtype, gate_up):
         return None
     from quire.ops.gpu import few_rows
 
@@ -147,4 +137,4 @@ def gate_many(
 
 
 CODE_PRODUCT = CodeProduct(has_blocks, multiply_codes)
-FEW_ROWS = FewRows(meets_few_rows, few_row_sums, few_rows_added, takes_parts)
+FEW_ROWS = FewRows(meets_few_rows, few_row_sums, few_rows_added)

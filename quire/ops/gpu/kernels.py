@@ -24,7 +24,7 @@ from quire.ops.gpu.filter_cuts import filter_cuts
 from quire.ops.gpu.hopper_attention import (
     coded_decode_attention,
     coded_prefill_attention,
-    row_decode_attention,
+    rounded_decode_attention,
     with_decodes,
 )
 from quire.ops.gpu.hopper_products import CODE_PRODUCT, FEW_ROWS, gated_product
@@ -113,7 +113,7 @@ def attend_by(
 
 
 attend = attend_by(decode_attention)
-attend_on_hopper = attend_by(coded_decode_attention, alone=row_decode_attention, apart=coded_prefill_attention)
+attend_on_hopper = attend_by(coded_decode_attention, alone=rounded_decode_attention, apart=coded_prefill_attention)
 
 
 @cache

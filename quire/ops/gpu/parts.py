@@ -3,7 +3,6 @@
 A context that is read whole gives its result at once. Of others each part leaves a sum, and its weight in the softmax.
 """
 
-from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -13,8 +12,6 @@ from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu.tiles import MASKED, Softmax, array, exponent_of_one, power_of_two, whole
-
-LEAST_TOTAL = 1e-30  # of a softmax; less is that of nothing
 
 
 class Parts(NamedTuple):
@@ -66,26 +63,20 @@ def _combine(count_ref: Any, outs_ref: Any, highest_ref: Any, totals_ref: Any, *
     out_ref = out_refs[-1]
     token, head, count = pl.program_id(0), pl.program_id(1), count_ref[...]
     num_parts, *_tokens_and_heads, group, size = outs_ref.shape
-    query, feature = jnp.arange(power_of_two(group)), jnp.arange(power_of_two(size))
+    part, query, feature = (jnp.arange(power_of_two(most)) for most in (num_parts, group, size))
     is_query, is_feature = query < group, feature < size
 
     @pl.when(count != 1)
     def _() -> None:
-        own = token, head, query
-        whole_of = token, head, query[:, None], feature[None, :]
+        there = (part < count)[:, None] & is_query[None, :]
+        at = part[:, None], token, head, query[None, :]
+        highest = plgpu.load(highest_ref.at[at], mask=there, other=MASKED)
+        totals = plgpu.load(totals_ref.at[at], mask=there, other=0.0)
+        whole_at = part[:, None, None], token, head, query[None, :, None], feature[None, None, :]
+        outs = plgpu.load(outs_ref.at[whole_at], mask=there[:, :, None] & is_feature, other=0.0)
+        share = jnp.exp2(highest - highest.max(axis=0)[None, :])
+        total = (share * totals).sum(axis=0)
+        result = (share[:, :, None] * outs).sum(axis=0) / jnp.maximum(total, 1e-30)[:, None]
+        where = token, head, query[:, None], feature[None, :]
         real = is_query[:, None] & is_feature[None, :]
-        parts = []  # all are asked for before any is there
-        for part in range(num_parts):
-            is_part = part < count
-            there = is_query & is_part
-            highest = plgpu.load(highest_ref.at[part, *own], mask=there, other=MASKED)
-            total = plgpu.load(totals_ref.at[part, *own], mask=there, other=0.0)
-            parts.append((highest, total, plgpu.load(outs_ref.at[part, *whole_of], mask=real & is_part, other=0.0)))
-        most = reduce(jnp.maximum, (highest for highest, _, _ in parts))
-        whole_total, sums = jnp.zeros(query.shape, jnp.float32), jnp.zeros(real.shape, jnp.float32)
-        for highest, total, out in parts:  # in their order, as everywhere: a row has the same bits
-            share = jnp.exp2(highest - most)
-            whole_total += share * total
-            sums += share[:, None] * out
-        result = sums / jnp.maximum(whole_total, LEAST_TOTAL)[:, None]
-        plgpu.store(out_ref.at[whole_of], result.astype(out_ref.dtype), mask=real)
+        plgpu.store(out_ref.at[where], result.astype(out_ref.dtype), mask=real)
