@@ -16,7 +16,7 @@ from quire.ops.gpu.tiles import array, power_of_two, whole
 from quire.ops.sampling_kernels import Drawn
 
 BLOCK = 256  # of the vocabulary
-AT_ONCE = 8  # blocks of a program
+AT_ONCE = 16  # blocks of a program
 NUM_WARPS = 4
 LEAST_INVERSE = 2.0**-126  # the least normal float32: minus infinity, times it, stays that
 LOWEST = -3.4e38  # finite, and not above any logit: what is beside it is zero or a number
