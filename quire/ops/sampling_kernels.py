@@ -1,4 +1,4 @@
-"""What a platform has for sampling, where XLA alone takes too long."""
+"""The kernels that a platform has for sampling, where XLA alone takes too long."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
