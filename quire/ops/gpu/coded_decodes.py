@@ -32,6 +32,7 @@ from quire.ops.gpu.code_fragments import (
 from quire.ops.gpu.code_stores import place_queries, store_columns, store_rows, store_weights
 from quire.ops.gpu.coded_softmax import ROOM
 from quire.ops.gpu.decode_items import BLOCK, COLUMNS, FEATURES, items_of
+from quire.ops.gpu.item_turns import ItemTurns
 from quire.ops.gpu.parts import Parts
 from quire.ops.gpu.tiles import LOG2_E, MASKED, array
 from quire.ops.pages import CodedPages, Tiles
@@ -132,33 +133,6 @@ class _Item(NamedTuple):
         return lax.div(self.last - self.first + BLOCK - 1, BLOCK)
 
 
-class _Work(NamedTuple):
-    """The items of a worker: those of all heads, by turns, in one direction and back."""
-
-    worker: Any
-    items_ref: Any
-    count: Any  # items, of all heads
-    heads: int
-    num_workers: int
-
-    @property
-    def turns(self) -> Any:
-        """Turns in which there is an item for it; of the last one, only some workers have one."""
-        whole = lax.div(self.count, self.num_workers)
-        return whole + (self._number(whole) < self.count).astype(jnp.int32)
-
-    def item(self, turn: Any) -> _Item:
-        """Any entry of the list, if there is no item: of padding, if there is none at all."""
-        number = jnp.maximum(jnp.minimum(self._number(turn), self.count - 1), 0)
-        at = lax.div(number, self.heads)
-        token, slot, first, last, part = (self.items_ref[at, field] for field in range(5))
-        return _Item(token, slot, first, last, part, lax.rem(number, self.heads))
-
-    def _number(self, turn: Any) -> Any:
-        own = lax.select(lax.rem(turn, 2) == 0, self.worker, self.num_workers - 1 - self.worker)
-        return turn * self.num_workers + own
-
-
 class _Cursor(NamedTuple):
     """A worker's next block that is to be fetched."""
 
@@ -175,8 +149,8 @@ def _kernel(form: _Form, table_ref: Any, items_ref: Any, count_ref: Any, q_ref: 
     program, group = lax.axis_index("program"), lax.axis_index("group")
     count = count_ref[0] * form.heads
 
-    def work(index: Any) -> _Work:
-        return _Work(program * WORKERS + index, items_ref, count, form.heads, form.programs * WORKERS)
+    def work(index: Any) -> ItemTurns[_Item]:
+        return ItemTurns(_Item, program * WORKERS + index, items_ref, count, form.heads, form.programs * WORKERS)
 
     pl.when(group == WORKERS)(lambda: _fetch_all(form, work, table_ref, q_ref, page_refs, shared))
     pl.when(group < WORKERS)(lambda: _compute_all(form, work(group), group, out_ref, Parts(*parts), shared))
@@ -262,7 +236,7 @@ def _by_columns(x: Any, shape: tuple[int, int]) -> Any:
     return lax.broadcast_in_dim(x, shape, (1,))
 
 
-def _compute_all(form: _Form, work: _Work, group: Any, out_ref: Any, parts: Parts, shared: _Shared) -> None:
+def _compute_all(form: _Form, work: ItemTurns[_Item], group: Any, out_ref: Any, parts: Parts, shared: _Shared) -> None:
     """The part of a group that computes."""
     columns, queries = shared.columns.at[group], form.queries
     place, sum_rows = place_queries(queries, form.unit), over_rows("add.f32")

@@ -18,6 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu.code_fragments import OF_CODES, OF_HALVES, SCALES_OF_PAGE
+from quire.ops.gpu.item_turns import ItemTurns
 from quire.ops.gpu.prefill_fragments import (
     largest_power,
     place_rows,
@@ -132,37 +133,10 @@ class _Item(NamedTuple):
         return lax.div(self.end + BLOCK - 1, BLOCK)
 
 
-class _Work(NamedTuple):
-    """The items of a program: those of all heads, by turns, in one direction and back."""
-
-    program: Any
-    items_ref: Any
-    count: Any  # items, of all heads
-    heads: int
-    num_programs: int
-
-    @property
-    def turns(self) -> Any:
-        """Turns in which there is an item for it; of the last one, only some programs have one."""
-        whole = lax.div(self.count, self.num_programs)
-        return whole + (self._number(whole) < self.count).astype(jnp.int32)
-
-    def item(self, turn: Any) -> _Item:
-        """Any entry of the list, if there is no item."""
-        number = jnp.maximum(jnp.minimum(self._number(turn), self.count - 1), 0)
-        at = lax.div(number, self.heads)
-        slot, start, token, length = (self.items_ref[at, field] for field in range(4))
-        return _Item(slot, start, token, length, lax.rem(number, self.heads))
-
-    def _number(self, turn: Any) -> Any:
-        own = lax.select(lax.rem(turn, 2) == 0, self.program, self.num_programs - 1 - self.program)
-        return turn * self.num_programs + own
-
-
 def _kernel(form: _Form, table_ref: Any, items_ref: Any, count_ref: Any, q_ref: Any, *refs: Any) -> None:
     page_refs, out_ref, shared = refs[:4], refs[4], _Shared(*refs[5:])
     group = lax.axis_index("group")
-    work = _Work(lax.axis_index("program"), items_ref, count_ref[0] * form.heads, form.heads, form.programs)
+    work = ItemTurns(_Item, lax.axis_index("program"), items_ref, count_ref[0] * form.heads, form.heads, form.programs)
     pl.when(group == FETCHES)(lambda: _fetch_all(form, work, table_ref, q_ref, page_refs, shared))
     pl.when(group == WIDENS)(lambda: _widen_all(form, work, shared))
     pl.when(group < GROUPS)(lambda: _compute_all(form, work, group, out_ref, shared))
@@ -184,7 +158,9 @@ class _Cursor(NamedTuple):
     pages: tuple[Any, ...]
 
 
-def _fetch_all(form: _Form, work: _Work, table_ref: Any, q_ref: Any, page_refs: Any, shared: _Shared) -> None:
+def _fetch_all(
+    form: _Form, work: ItemTurns[_Item], table_ref: Any, q_ref: Any, page_refs: Any, shared: _Shared
+) -> None:
     """The part of the group that keeps codes and queries on their way."""
     plgpu.set_max_registers(FETCHING_REGISTERS, action="decrease")
 
@@ -228,7 +204,7 @@ def _fetch_all(form: _Form, work: _Work, table_ref: Any, q_ref: Any, page_refs: 
     lax.while_loop(lambda cursor: cursor.turn < turns, fetch, begun)
 
 
-def _widen_all(form: _Form, work: _Work, shared: _Shared) -> None:
+def _widen_all(form: _Form, work: ItemTurns[_Item], shared: _Shared) -> None:
     """The part of the group that makes numbers of codes."""
     plgpu.set_max_registers(WIDENING_REGISTERS, action="decrease")
     widen, find_power = widen_rows(form.code_dtype, form.page_size), largest_power(form.page_size)
@@ -279,7 +255,7 @@ def _by_rows(x: Any, shape: tuple[int, int]) -> Any:
     return lax.broadcast_in_dim(x, shape, (0,))
 
 
-def _compute_all(form: _Form, work: _Work, group: Any, out_ref: Any, shared: _Shared) -> None:
+def _compute_all(form: _Form, work: ItemTurns[_Item], group: Any, out_ref: Any, shared: _Shared) -> None:
     """The part of a group that computes."""
     plgpu.set_max_registers(COMPUTING_REGISTERS, action="increase")
     place, of_rows = place_rows(form.unit), row_tokens(form.queries)

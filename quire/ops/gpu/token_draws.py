@@ -19,7 +19,7 @@ BLOCK = 256  # of the vocabulary
 AT_ONCE = 16  # blocks of a program
 NUM_WARPS = 4
 LEAST_INVERSE = 2.0**-126  # the least normal float32: minus infinity, times it, stays that
-LOWEST = float(jnp.finfo(jnp.float32).min)  # what minus infinity is compared with: their difference is a number
+LOWEST = -3.4028234663852886e38  # the least float32: minus infinity, less it, stays that
 
 
 def draw_tokens(logits: jax.Array, temperature: jax.Array, uniform: jax.Array, *, interpret: bool = False) -> Drawn:
