@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from quire.executor.filters import asks_for_filters
 from quire.executor.launch import Ints
-from quire.executor.sampler import Features, sample
+from quire.executor.sampler import COLDEST, Features, sample
 from quire.executor.shapes import Shapes
-from quire.executor.slots import FREQUENCY, NO_TOKEN, PRESENCE, REPETITION
+from quire.executor.slots import FREQUENCY, NO_TOKEN, PRESENCE, REPETITION, TEMPERATURE, TOP_K
 from quire.executor.step import Compiled, State, Weights, draft_hidden, with_page_entries
 from quire.models.model import Model
 from quire.models.params import ParamTree
@@ -53,8 +54,9 @@ def guess_by_draft(compiled: Compiled, size: int, weights: Weights, state: State
     first = jnp.where(slot == shapes.num_slots, -1, slots.lengths[slot] - 1)
     floats = slots.float_params[slot]
     asks = (floats[:, REPETITION] != 1) | (floats[:, FREQUENCY] != 0) | (floats[:, PRESENCE] != 0)
+    cuts = asks_for_filters(slots.int_params[slot, TOP_K], floats) & (floats[:, TEMPERATURE] >= COLDEST)
     features = Features(
-        filters=True,
+        filters=jnp.any(cuts & (first >= 0)),
         penalties=jnp.any(asks & (first >= 0)),
         adjustments=jnp.any(slots.adjusted[slot] != NO_TOKEN),
         masks=False,

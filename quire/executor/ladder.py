@@ -15,7 +15,7 @@ from typing import NamedTuple
 from quire.ops.pages import TILE
 
 FINE_FROM = 256
-FINE_ROWS = 128  # decodes, from which on there are as many steps
+FINE_ROWS = 128  # decodes, from which on there are four steps from one power of two to the next, too
 TIMED_ROWS = 64  # decodes, up to which XLA makes them faster by timing products
 MIDDLES_FROM = 16
 TWOS_FROM = 64
@@ -71,7 +71,7 @@ class Ladder:
         steps = spaced(min_tokens, self.max_tokens)
         self._tokens = sorted({*steps, max(max_prefill_tokens, min_tokens)})  # a full prefill is the longest step
         least = min(min_tokens, max_rows)
-        rows = fine(least, max_rows, FINE_ROWS if is_fine else max_rows)
+        rows = fine_rows(least, max_rows) if is_fine else coarse(least, max_rows, middles_from=32)
         self._shares, self._shares_from = shares, 0 if shares_in_all else SHARED_TOKENS
         of_decodes = StepShape(0, decodes_only=True, shares=shares and shares_in_all)
         self._decodes = [of_decodes._replace(tokens=count) for count in rows] if has_decodes else []
@@ -183,11 +183,16 @@ def sparse(lowest: int, highest: int) -> list[int]:
 
 
 def fine(lowest: int, highest: int, fine_from: int = FINE_FROM) -> list[int]:
-    """Like `coarse` up to `fine_from`, then four steps from one power of two to the next; then `highest`, with none so
-    close below it that it would save little."""
+    """Like `coarse` up to `fine_from`, then four steps from one power of two to the next; then `highest`."""
     if highest <= fine_from:
         return coarse(lowest, highest, middles_from=32)
-    steps = coarse(lowest, fine_from, middles_from=32)
-    while (step := steps[-1] + (1 << steps[-1].bit_length() - 1) // 4) * 8 <= highest * 7:
+    steps = coarse(lowest, max(lowest, fine_from), middles_from=32)
+    while (step := steps[-1] + (1 << steps[-1].bit_length() - 1) // 4) < highest:
         steps.append(step)
     return [*steps, highest]
+
+
+def fine_rows(lowest: int, highest: int) -> list[int]:
+    """Those of decodes, without steps so close below `highest` that they would save little."""
+    steps = fine(lowest, highest, FINE_ROWS)[:-1]
+    return [*(step for step in steps if step * 8 <= highest * 7), highest]

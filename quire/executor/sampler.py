@@ -1,7 +1,8 @@
 """Draws the next token of each row, exactly.
 
 The common rows, greedy and plain temperature, take few passes over the logits. Everything else stands behind conditions
-that are only true when a row of the step asks for it. On a CPU a kernel finds the likeliest tokens.
+that are only true when a row of the step asks for it. On a CPU a kernel finds the likeliest tokens; on one GPU two
+kernels draw.
 """
 
 from collections.abc import Callable
@@ -131,8 +132,8 @@ def sample(
 
 
 def _reach(logits: jax.Array) -> jax.Array:
-    """The highest of the model's own logits, not finite where one is none: what is forbidden may hide a NaN, and so may
-    XLA's maximum on CPUs."""
+    """The highest of the model's own logits, not finite where one of them is NaN: what is forbidden may hide a NaN, and
+    so may XLA's maximum on CPUs."""
     return jnp.max(jnp.where(jnp.isnan(logits), jnp.inf, logits), axis=-1)
 
 
@@ -152,7 +153,7 @@ class _How(NamedTuple):
     branches: bool
     cuts: FilterCuts | None
     has_checksums: bool
-    by_kernels: bool
+    has_highest: bool
     num_rows: jax.Array | None  # int32 []: the first that count
 
 
@@ -194,7 +195,7 @@ def _drawn(how: _How, rows: _Rows) -> tuple[jax.Array, list[jax.Array]]:
     # With 0 as the highest, no temperature can make the others overflow.
     scaled = (logits - highest[:, None]) / jnp.where(is_greedy, 1.0, temperature)[:, None]
     keep = partial(filtered, branches=how.branches, cuts=how.cuts)
-    if how.by_kernels and how.filters is not False:
+    if how.has_highest and how.filters is not False:
         # The kernel skips rows that ask for nothing, which takes less time than a branch that gives logits back.
         asked = jnp.logical_and(how.filters, ~is_greedy)
         scaled = keep(scaled, jnp.where(asked, int_params[:, TOP_K], 0), jnp.where(asked[:, None], float_params, 0.0))

@@ -43,9 +43,10 @@ class Kernels(NamedTuple):
     may return None, and anything for padding; layers with sinks are not given to it. The last argument of `attend` are
     the sinks [k, g] of a layer that has some. It gives [t, k, g, h], or rows [t, k * g * h] that have codes.
 
-    `decode_norms` are the norms of steps of decodes alone. `adapter_product` adds the products with adapters to
-    others. `recurrent` is for layers with a recurrent state, `experts` for layers with experts. `rounding` makes rows
-    for products of codes of eight bits. `moves` copy pages between their arrays and blocks.
+    `decode_norms` are the norms of steps of decodes alone. `sampling` are those that choose tokens. `adapter_product`
+    adds the products with adapters to others. `recurrent` is for layers with a recurrent state, `experts` for layers
+    with experts. `rounding` makes rows for products of codes of eight bits. `moves` copy pages between their arrays and
+    blocks.
     """
 
     place: Callable[[Heads, Pages, KVWriteTargets], tuple[jax.Array, Pages]]

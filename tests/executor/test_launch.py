@@ -231,12 +231,13 @@ def test_a_fine_ladder_has_close_steps_of_many_decodes() -> None:
     assert decodes(256, is_fine=True) == [8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256]
     assert decodes(256) == [8, 16, 32, 48, 64, 96, 128, 192, 256]
     assert decodes(200, is_fine=True) == [8, 16, 32, 48, 64, 96, 128, 160, 200]
+    assert decodes(140, is_fine=True) == [8, 16, 32, 48, 64, 96, 140]
     assert decodes(40, is_fine=True) == [8, 16, 40]
 
 
 def test_a_fine_ladder_wastes_a_fifth_at_most_and_a_coarse_one_a_third() -> None:
-    for is_fine, first, end, most in ((True, 0, 9000, 1 / 5), (False, 16, 9000, 1 / 3)):
-        ladder = Ladder(256, 8192, is_fine=is_fine)
+    for rows, is_fine, first, most in ((256, True, 0, 1 / 5), (700, True, 0, 1 / 5), (256, False, 16, 1 / 3)):
+        ladder, end = Ladder(rows, 8192, is_fine=is_fine), 9000
         sizes = sorted(shape.tokens for shape in ladder.all() if shape == StepShape(shape.tokens))
         assert sizes[-1] == ladder.max_tokens
         steps = [(low, high) for low, high in pairwise(sizes) if max(first, FINE_FROM * is_fine) <= low < end]

@@ -16,6 +16,7 @@ from quire.ops.gpu.kernels import latent_by
 from quire.ops.gpu.latent_attention import latent_attention
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.recurrence import recur_single
+from quire.ops.gpu.token_draws import draw_tokens
 from quire.ops.heads import HeadNorm, Heads
 from quire.ops.kernels import NATIVE
 from quire.ops.norms import Norms
@@ -142,6 +143,8 @@ def check_sampling(mesh: Mesh) -> None:
     kernels = sharded(NATIVE, mesh)
     assert NATIVE.skips_padding
     assert not kernels.skips_padding  # products are XLA's
+    drawing = NATIVE._replace(sampling=NATIVE.sampling._replace(draw_tokens=draw_tokens))
+    assert sharded(drawing, mesh).sampling.draw_tokens is None  # nor are logits put together for draws
     for name in ("highest", "filter_cuts"):
         others = asked if name == "filter_cuts" else ()
         found, expected = (

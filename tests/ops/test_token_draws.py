@@ -10,11 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.executor.sampler import Features, sample
 from quire.ops.gpu.token_draws import BLOCK, draw_tokens
-from quire.ops.sampling_kernels import Drawn, SamplingKernels
-from quire.request import SamplingParams
-from tests.executor.sampling import slot_start, slots_of
+from quire.ops.sampling_kernels import Drawn
 from tests.gpu.test_kernels import INTERPRET
 from tests.ops.test_gpu_lowering import on_an_h200
 
@@ -105,20 +102,3 @@ def test_a_row_without_numbers_shows_and_touches_no_other() -> None:
     for row in (0, 5):
         for one, whole in zip(alone[row], found, strict=True):
             assert one[0] == whole[row]
-
-
-def test_a_row_is_drawn_alike_beside_rows_that_have_filters() -> None:
-    kernels = SamplingKernels(draw_tokens=partial(draw_tokens, interpret=INTERPRET))
-    plain, cut = SamplingParams(temperature=0.9), SamplingParams(top_k=3)
-    logits = np.random.default_rng(3).normal(size=(8, 300)).astype(np.float32)
-    rows, features = np.arange(8), Features(*[False] * 5)
-
-    def tokens(params: list[SamplingParams], filters: bool) -> Array:
-        slots = slots_of([slot_start(one, slot, seed=slot) for slot, one in enumerate(params)])
-        run = partial(sample, features=features._replace(filters=filters), branches=False, kernels=kernels, masks=None)
-        return np.asarray(jax.jit(run)(logits, slots, rows, rows + 20).tokens)
-
-    alone, beside = tokens([plain] * 8, filters=False), tokens([plain, cut] * 4, filters=True)
-    np.testing.assert_array_equal(alone[::2], beside[::2])
-    best = np.argsort(-logits, axis=1)[:, :3]
-    assert all(beside[row] in best[row] for row in range(1, 8, 2))

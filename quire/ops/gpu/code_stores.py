@@ -39,8 +39,8 @@ NOT_A_NUMBER = 0x7FC00000
 
 def scaled_query(where: Any, unit: float, is_there: Any | None = None) -> tuple[list[Any], Any]:
     """Eight numbers of a query in bfloat16, in shared memory, as four pairs of float16 in parts of a power of two; and
-    what one of them stands for, times `unit`. Sixteen threads have a query. One that is not there is zero; one with a
-    number that is infinite or none has a unit that is none."""
+    what one of them stands for, times `unit`. Sixteen threads have a query. One that is not there is zero; the
+    unit of one with a number that is infinite or NaN is NaN."""
     kind = ir.F32Type.get()
     four = assembly(several(i32(), 4), [where], "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,r")
     words = [llvm.extractvalue(i32(), four, [at]) for at in range(4)]
@@ -67,7 +67,7 @@ def place_queries(group: int, unit: float) -> Callable[[Any, Any, Any], None]:
     """Queries in bfloat16 [group, FEATURES] become float16 [COLUMNS, FEATURES], in the order of `widened_keys` and in
     parts of a power of two; `units` [COLUMNS] get what one of a sum of their products stands for, times `unit`.
 
-    Queries that are not there are zero. One with a number that is infinite or none has a unit that is none.
+    Queries that are not there are zero. The unit of one with a number that is infinite or NaN is NaN.
     """
 
     def place(_: Any, queries: Any, out: Any, units: Any) -> None:

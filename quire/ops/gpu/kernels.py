@@ -86,8 +86,8 @@ def attend_by(
     apart: Callable[..., jax.Array | None] | None = None,
 ) -> Callable[..., Rows]:
     """Attention by these kernels: one for the single tokens, and one for the others. Single tokens without others, or
-    padding, have the kernel `alone`, if there is one. Others have the kernel `apart`, which gives an array of their
-    own, unless it gives None."""
+    padding, have the kernel `alone`, if there is one. The others have the kernel `apart`, if there is one: it gives an
+    array of its own, or None where it is not for them."""
 
     @partial(jax.jit, static_argnums=0)
     def attend(

@@ -42,8 +42,8 @@ from quire.ops.gpu.prefill_items import BLOCK, FEATURES, WIDE
 LOAD_CHUNK = "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];"
 STORE_CHUNK = "st.shared.v4.b32 [$0], {$1, $2, $3, $4};"
 LOAD_BITS = "{ .reg .b16 bits; ld.shared.b16 bits, [$1]; cvt.u32.u16 $0, bits; }"  # of a bfloat16
-NOT_NUMBERS = 0x7F80  # the bits of a scale that is none, and of larger ones
-EXPONENT = 7  # bits of a bfloat16 before it
+INFINITY = 0x7F80  # as bits of bfloat16; those of NaN are larger
+EXPONENT = 7  # bits of a bfloat16 below it
 LEAST_POWER, MOST_POWER = 1, 253  # exponents whose inverses are numbers, too
 
 
@@ -58,7 +58,7 @@ def largest_power(page_size: int) -> Callable[[Any, Any, Any], Any]:
             at = total(position, offset)
             bits = assembly(i32(), [total(address(scales), place_of_scale(at, page_size))], LOAD_BITS, "=r,r")
             is_there = arith.cmpi(arith.CmpIPredicate.slt, at, left.registers.item())
-            counts = arith.andi(is_there, is_less(bits, NOT_NUMBERS))
+            counts = arith.andi(is_there, is_less(bits, INFINITY))
             most = arith.maxui(most, arith.select(counts, bits, number(0)))
         most = assembly(i32(), [most], "redux.sync.max.u32 $0, $1, 0xffffffff;", "=r,r")
         power = arith.minui(arith.shrui(most, number(EXPONENT)), number(MOST_POWER))

@@ -14,9 +14,8 @@ WIDE = 64  # rows of a group of threads: tokens times queries of a head
 GROUPS = 2  # of threads that compute an item
 LEAST_SCALES = 8  # of a page: the least that is copied at once is 16 bytes
 MOST_QUERIES = 8  # of a head
-LEAST_TOKENS = (
-    512  # of a step; with fewer, `prefill_attention` cuts long contexts into parts, so that all programs read
-)
+# Of a step; with fewer, `prefill_attention` cuts long contexts into parts, so that all programs read.
+LEAST_TOKENS = 512
 
 
 class PrefillItems(NamedTuple):
