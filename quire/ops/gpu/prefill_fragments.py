@@ -108,9 +108,10 @@ def widen_rows(code_dtype: str, page_size: int) -> Callable[..., None]:
 def place_rows(unit: float) -> Callable[[Any, Any, Any], None]:
     """Queries in bfloat16 [t, g, FEATURES] as float16 [WIDE, FEATURES], token by token, in parts of a power of two;
     `units` [WIDE] get what one of a sum of their products stands for, times `unit`. Rows that are not there stay as
-    they are."""
+    they are. All threads of the group are done with the rows before, when they begin."""
 
     def place(_: Any, queries: Any, out: Any, units: Any) -> None:
+        utils.warpgroup_barrier()  # type: ignore[no-untyped-call]
         own, (tokens, of_head, _) = Thread.own(), ir.MemRefType(queries.type).shape
         eight, chunk = arith.divui(own.index, number(16)), arith.remui(own.index, number(16))
         source = total(address(queries), times(own.index, CHUNK_BYTES))
