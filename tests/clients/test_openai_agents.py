@@ -84,12 +84,13 @@ def test_the_output_is_of_a_class_after_a_tool(make_agent):
 
 
 def test_an_agent_hands_over_to_another(make_agent):
-    """The second agent has no tools: the history holds a call all the same."""
-    other = make_agent(name="other", instructions="Be brief.")
+    """The second agent has no tools: the history holds a call all the same. Its answer has an end: the client takes no
+    response that is cut off."""
+    other = make_agent(name="other", output_type=Person)
     first = make_agent(name="first", handoffs=[other], model_settings=ONE_CALL)
     result = agents.Runner.run_sync(first, "Hand over.", max_turns=3)
     assert result.last_agent.name == "other"
-    assert isinstance(result.final_output, str)
+    assert isinstance(result.final_output, Person)
 
 
 def test_a_conversation_goes_on(make_agent):
