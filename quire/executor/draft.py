@@ -45,8 +45,6 @@ def guess_by_draft(compiled: Compiled, size: int, weights: Weights, state: State
     assert draft is not None
     assert weights.draft is not None
     params, kernels = weights.draft, compiled.kernels
-    # Without `highest`, branches skip filters, and there is less for a kernel to do.
-    by_kernels = kernels.sampling if kernels.sampling.highest is not None else kernels.sampling.of_draws
     slot, entries = packed[:size], packed[size:].reshape(4, -1)
     state = with_page_entries(state, *entries)
     slots = state.slots
@@ -68,7 +66,8 @@ def guess_by_draft(compiled: Compiled, size: int, weights: Weights, state: State
         tiles = Tiles.single(slot, positions)
         state, hidden = draft_hidden(compiled, weights, state, slot, positions, tiles, kernels.decode_norms)
         at = jnp.maximum(positions, 0)
-        drawn = sample(draft.model.logits(params, hidden), state.slots, slot, at, None, features, kernels=by_kernels)
+        logits = draft.model.logits(params, hidden)
+        drawn = sample(logits, state.slots, slot, at, None, features, kernels=kernels.sampling)
         history = state.slots.history.at[slot, at + 1].set(jnp.maximum(drawn.tokens, 0))
         return state._replace(slots=state.slots._replace(history=history)), None
 

@@ -63,7 +63,7 @@ def decode(
         tiles = Tiles.single(slot, positions, shared_prefixes(inputs))
         state, hidden = hidden_of(compiled, shape, weights, state, at, tiles)
         logits = compiled.model.logits(weights.model, hidden)
-        kernels = compiled.kernels.sampling.of_draws
+        kernels = compiled.kernels.sampling
         slots, sampled = next_tokens("plain", state.slots, logits, slot, positions, offset < num_new, kernels=kernels)
         return state._replace(slots=slots), sampled.tokens
 
@@ -94,7 +94,7 @@ def verify(
     inputs = with_positions(inputs, state.slots)
     state, hidden = hidden_of(compiled, shape, weights, state, inputs, tiles_of(compiled, shape, inputs))
     logits = compiled.model.logits(weights.model, hidden)
-    kernels, samples = compiled.kernels.sampling.of_draws, inputs.positions >= 0
+    kernels, samples = compiled.kernels.sampling, inputs.positions >= 0
     slots, sampled = next_tokens(
         "plain", state.slots, logits, slot, inputs.positions, samples, kernels=kernels, guesses=num_before
     )

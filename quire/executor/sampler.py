@@ -27,11 +27,10 @@ from quire.executor.slots import (
     TOP_K,
     Slots,
 )
+from quire.ops.sampling_kernels import BLOCK, DrawTokens, FilterCuts, SamplingKernels
 from quire.ops.sampling_kernels import NONE as NO_KERNELS
-from quire.ops.sampling_kernels import DrawTokens, FilterCuts, SamplingKernels
 from quire.request import MAX_LOGPROBS
 
-BLOCK = 256  # of the vocabulary, for drawing in two stages
 ROWS_AT_ONCE = 4  # that are drawn where the rest may be padding
 COLDEST = 2.0**-126  # the least normal float32; what lies below counts as 0, for which a device may take it
 
@@ -180,8 +179,7 @@ def _drawn_by_kernel(
 
     def cut(logits: jax.Array) -> jax.Array:
         scaled = (logits - logits.max(axis=-1, keepdims=True)) / temperature[:, None]
-        top_k, floats = jnp.where(asks, int_params[:, TOP_K], 0), jnp.where(asks[:, None], float_params, 0.0)
-        return jnp.where(asks[:, None], filtered(scaled, top_k, floats, branches=how.branches, cuts=how.cuts), logits)
+        return jnp.where(asks[:, None], _filtered(how, scaled, int_params, float_params, asks), logits)
 
     logits = where_asked(how.filters, cut, logits)
     tokens, greedy, highest = draws(logits, jnp.where(asks, 1.0, temperature), uniforms(int_params, index))
@@ -194,16 +192,23 @@ def _drawn(how: _How, rows: _Rows) -> tuple[jax.Array, list[jax.Array]]:
     is_greedy = temperature < COLDEST
     # With 0 as the highest, no temperature can make the others overflow.
     scaled = (logits - highest[:, None]) / jnp.where(is_greedy, 1.0, temperature)[:, None]
-    keep = partial(filtered, branches=how.branches, cuts=how.cuts)
     if how.has_highest and how.filters is not False:
         # The kernel skips rows that ask for nothing, which takes less time than a branch that gives logits back.
-        asked = jnp.logical_and(how.filters, ~is_greedy)
-        scaled = keep(scaled, jnp.where(asked, int_params[:, TOP_K], 0), jnp.where(asked[:, None], float_params, 0.0))
+        scaled = _filtered(how, scaled, int_params, float_params, jnp.logical_and(how.filters, ~is_greedy))
     else:
+        keep = partial(filtered, branches=how.branches, cuts=how.cuts)
         scaled = where_asked(how.filters, lambda x: keep(x, int_params[:, TOP_K], float_params), scaled)
     token, sums = draw(scaled, uniforms(int_params, index))
     checksums = [_checksum(scaled), _checksum(sums)] if how.has_checksums else []
     return jnp.where(is_greedy, greedy, token), checksums
+
+
+def _filtered(
+    how: _How, scaled: jax.Array, int_params: jax.Array, float_params: jax.Array, asks: jax.Array
+) -> jax.Array:
+    """The logits, cut in the rows that ask for it."""
+    top_k, floats = jnp.where(asks, int_params[:, TOP_K], 0), jnp.where(asks[:, None], float_params, 0.0)
+    return filtered(scaled, top_k, floats, branches=how.branches, cuts=how.cuts)
 
 
 def _drawn_in_parts(how: _How, rows: _Rows) -> tuple[jax.Array, list[jax.Array]]:

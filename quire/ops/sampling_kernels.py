@@ -5,6 +5,8 @@ from typing import NamedTuple, Protocol
 
 import jax
 
+BLOCK = 256  # of the vocabulary: a token is drawn from a block that is drawn before
+
 # Of logits, top_k, top_p, min_p and typical_p: the logits again, and the cut, centre and spread of what they leave.
 FilterCuts = Callable[
     [jax.Array, jax.Array, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array, jax.Array]
@@ -35,10 +37,6 @@ class SamplingKernels(NamedTuple):
     filter_cuts: FilterCuts | None = None
     highest: Highest | None = None
     draw_tokens: DrawTokens | None = None
-
-    @property
-    def of_draws(self) -> "SamplingKernels":
-        return SamplingKernels(draw_tokens=self.draw_tokens)
 
 
 NONE = SamplingKernels()

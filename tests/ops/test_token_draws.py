@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.ops.gpu.token_draws import BLOCK, draw_tokens
-from quire.ops.sampling_kernels import Drawn
+from quire.ops.gpu.token_draws import draw_tokens
+from quire.ops.sampling_kernels import BLOCK, Drawn
 from tests.gpu.test_kernels import INTERPRET
 from tests.ops.test_gpu_lowering import on_an_h200
 

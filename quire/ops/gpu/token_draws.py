@@ -13,9 +13,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.gpu.tiles import array, power_of_two, whole
-from quire.ops.sampling_kernels import Drawn
+from quire.ops.sampling_kernels import BLOCK, Drawn
 
-BLOCK = 256  # of the vocabulary
 AT_ONCE = 16  # blocks of a program
 NUM_WARPS = 4
 LEAST_INVERSE = 2.0**-126  # the least normal float32: minus infinity, times it, stays that
