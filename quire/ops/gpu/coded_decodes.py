@@ -32,13 +32,12 @@ from quire.ops.gpu.code_fragments import (
 from quire.ops.gpu.code_stores import place_queries, store_columns, store_rows, store_weights
 from quire.ops.gpu.coded_softmax import ROOM
 from quire.ops.gpu.decode_items import BLOCK, COLUMNS, FEATURES, items_of
-from quire.ops.gpu.item_turns import ItemTurns
+from quire.ops.gpu.item_turns import Cursor, ItemTurns, num_programs
 from quire.ops.gpu.parts import Parts
 from quire.ops.gpu.tiles import LOG2_E, MASKED, array
 from quire.ops.pages import CodedPages, Tiles
 
 WORKERS, AHEAD = 2, 4  # groups that compute, and blocks that each of them has room for
-PROGRAMS = 132  # where no device says how many multiprocessors it has: each runs one program
 
 
 def coded_decodes(
@@ -47,7 +46,7 @@ def coded_decodes(
     """Results [t, k, g, h] of the contexts that are one part; how many parts each has; and those of the others."""
     items = items_of(tiles, part, max_parts)
     (_, heads, queries, _), page_size = q.shape, pages.k.shape[1]
-    programs = getattr(jax.devices()[0], "core_count", None) or PROGRAMS
+    programs = num_programs()
     form = _Form(heads, queries, spec.scale * LOG2_E, page_size, pages.k.dtype.name, q.dtype, programs)
     run = plgpu.kernel(
         partial(_kernel, form),
@@ -133,17 +132,6 @@ class _Item(NamedTuple):
         return lax.div(self.last - self.first + BLOCK - 1, BLOCK)
 
 
-class _Cursor(NamedTuple):
-    """A worker's next block that is to be fetched."""
-
-    turn: Any
-    block: Any  # of the item
-    fetched: Any  # blocks
-    item: _Item
-    next_item: _Item  # known early: it takes long to read
-    pages: tuple[Any, ...]
-
-
 def _kernel(form: _Form, table_ref: Any, items_ref: Any, count_ref: Any, q_ref: Any, *refs: Any) -> None:
     page_refs, (out_ref, *parts), shared = refs[:4], refs[4:8], _Shared.of(refs[8:])
     program, group = lax.axis_index("program"), lax.axis_index("group")
@@ -164,12 +152,8 @@ def _fetch_all(form: _Form, work: Any, table_ref: Any, q_ref: Any, page_refs: An
         indices = (first + block * form.pages_of_block + index for index in range(form.pages_of_block))
         return tuple(table_ref[item.slot, jnp.minimum(index, end)] for index in indices)
 
-    def begin(index: int) -> _Cursor:
-        first, zero = work(index).item(jnp.int32(0)), jnp.int32(0)
-        return _Cursor(zero, zero, zero, first, work(index).item(jnp.int32(1)), pages_of(first, zero))
-
-    def fetch(index: int, cursor: _Cursor) -> _Cursor:
-        turn, block, fetched, item, next_item, pages = cursor
+    def fetch(index: int, cursor: Cursor[_Item]) -> Cursor[_Item]:
+        turn, block, fetched, item, _next, pages = cursor
         place = index * AHEAD + lax.rem(fetched, AHEAD)
         pl.when(fetched >= AHEAD)(lambda: plgpu.barrier_wait(shared.are_free.at[place]))
 
@@ -187,29 +171,21 @@ def _fetch_all(form: _Form, work: Any, table_ref: Any, q_ref: Any, page_refs: An
                 into = scales.at[place, number, pl.ds(0, form.page_size)]
                 plgpu.copy_gmem_to_smem(ref.at[page, item.head], into, is_there)
 
-        def following() -> _Cursor:
-            after, zero = work(index).item(turn + 2), jnp.int32(0)
-            return _Cursor(turn + 1, zero, fetched + 1, next_item, after, pages_of(next_item, zero))
-
-        def same() -> _Cursor:
-            return _Cursor(turn, block + 1, fetched + 1, item, next_item, pages_of(item, block + 1))
-
-        found: _Cursor = lax.cond(block + 1 >= item.num_blocks, following, same)
-        return found
+        return cursor.next(work(index), pages_of)
 
     turns = [work(index).turns for index in range(WORKERS)]
 
-    def has_more(cursors: tuple[_Cursor, ...]) -> Any:
+    def has_more(cursors: tuple[Cursor[_Item], ...]) -> Any:
         are_left = [cursor.turn < its_turns for cursor, its_turns in zip(cursors, turns, strict=True)]
         return sum(is_left.astype(jnp.int32) for is_left in are_left) > 0
 
-    def fetch_each(cursors: tuple[_Cursor, ...]) -> tuple[_Cursor, ...]:
+    def fetch_each(cursors: tuple[Cursor[_Item], ...]) -> tuple[Cursor[_Item], ...]:
         return tuple(
             lax.cond(cursor.turn < turns[index], partial(fetch, index), lambda same: same, cursor)
             for index, cursor in enumerate(cursors)
         )
 
-    lax.while_loop(has_more, fetch_each, tuple(begin(index) for index in range(WORKERS)))
+    lax.while_loop(has_more, fetch_each, tuple(Cursor.begin(work(index), pages_of) for index in range(WORKERS)))
 
 
 class _Softmax(NamedTuple):

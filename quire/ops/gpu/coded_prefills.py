@@ -18,7 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu.code_fragments import OF_CODES, OF_HALVES, SCALES_OF_PAGE
-from quire.ops.gpu.item_turns import ItemTurns
+from quire.ops.gpu.item_turns import Cursor, ItemTurns, num_programs
 from quire.ops.gpu.prefill_fragments import (
     largest_power,
     place_rows,
@@ -36,7 +36,6 @@ WIDENS, FETCHES = GROUPS, GROUPS + 1  # the groups that do
 # Of a thread that computes, widens and fetches: those of all four groups are what a multiprocessor has.
 COMPUTING_REGISTERS, WIDENING_REGISTERS, FETCHING_REGISTERS = 200, 72, 40
 LEAST_UNIT = 2.0**-100  # of scores: with less they are alike, and zero times a score that is masked is no number
-PROGRAMS = 132  # where no device says how many multiprocessors it has: each runs one program
 
 
 def coded_prefills(
@@ -46,7 +45,7 @@ def coded_prefills(
     (_, heads, queries, _), page_size = q.shape, pages.k.shape[1]
     tokens = tokens_of_group(queries)
     items = prefill_items(tiles, GROUPS * tokens)
-    programs = getattr(jax.devices()[0], "core_count", None) or PROGRAMS
+    programs = num_programs()
     form = _Form(heads, queries, tokens, spec.scale * LOG2_E, page_size, pages.k.dtype.name, programs)
     run = plgpu.kernel(
         partial(_kernel, form),
@@ -147,17 +146,6 @@ def _place(block: Any, which: int) -> Any:
     return lax.rem(2 * block + which, AHEAD)
 
 
-class _Cursor(NamedTuple):
-    """The next block that is to be fetched."""
-
-    turn: Any
-    block: Any  # of the item
-    fetched: Any  # blocks
-    item: _Item
-    next_item: _Item  # known early: it takes long to read
-    pages: tuple[Any, ...]
-
-
 def _fetch_all(
     form: _Form, work: ItemTurns[_Item], table_ref: Any, q_ref: Any, page_refs: Any, shared: _Shared
 ) -> None:
@@ -175,8 +163,8 @@ def _fetch_all(
             tokens = pl.ds(item.token + group * form.tokens, form.tokens)
             plgpu.copy_gmem_to_smem(q_ref.at[tokens, item.head], shared.queries.at[group], shared.queries_there)
 
-    def fetch(cursor: _Cursor) -> _Cursor:
-        turn, block, fetched, item, next_item, pages = cursor
+    def fetch(cursor: Cursor[_Item]) -> Cursor[_Item]:
+        turn, block, fetched, item, _next, pages = cursor
         pl.when(block == 0)(lambda: fetch_queries(item, turn))
         for which in range(2):
             place = _place(fetched, which)
@@ -188,19 +176,9 @@ def _fetch_all(
                 of_scales = shared.scales.at[place, number, pl.ds(0, form.page_size)]
                 plgpu.copy_gmem_to_smem(page_refs[2 + which].at[page, item.head], of_scales, is_there)
 
-        def following() -> _Cursor:
-            zero = jnp.int32(0)
-            return _Cursor(turn + 1, zero, fetched + 1, next_item, work.item(turn + 2), pages_of(next_item, zero))
+        return cursor.next(work, pages_of)
 
-        def same() -> _Cursor:
-            return _Cursor(turn, block + 1, fetched + 1, item, next_item, pages_of(item, block + 1))
-
-        found: _Cursor = lax.cond(block + 1 >= item.num_blocks, following, same)
-        return found
-
-    first, zero = work.item(jnp.int32(0)), jnp.int32(0)
-    begun = _Cursor(zero, zero, zero, first, work.item(jnp.int32(1)), pages_of(first, zero))
-    turns = work.turns
+    begun, turns = Cursor.begin(work, pages_of), work.turns
     lax.while_loop(lambda cursor: cursor.turn < turns, fetch, begun)
 
 

@@ -1,12 +1,26 @@
-"""The turns by which workers of a kernel take items from a list, for Mosaic."""
+"""The turns by which workers of a kernel take items from a list, and fetch the blocks of each, for Mosaic."""
 
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
-Item = TypeVar("Item")
+PROGRAMS = 132  # where no device says how many multiprocessors it has
+
+
+def num_programs() -> int:
+    """One for each multiprocessor."""
+    return getattr(jax.devices()[0], "core_count", None) or PROGRAMS
+
+
+class HasBlocks(Protocol):
+    @property
+    def num_blocks(self) -> Any: ...
+
+
+Item = TypeVar("Item", bound=HasBlocks)
 
 
 class ItemTurns(NamedTuple, Generic[Item]):
@@ -35,3 +49,32 @@ class ItemTurns(NamedTuple, Generic[Item]):
     def _number(self, turn: Any) -> Any:
         own = lax.select(lax.rem(turn, 2) == 0, self.worker, self.num_workers - 1 - self.worker)
         return turn * self.num_workers + own
+
+
+class Cursor(NamedTuple, Generic[Item]):
+    """A worker's next block that is to be fetched."""
+
+    turn: Any
+    block: Any  # of the item
+    fetched: Any  # blocks
+    item: Item
+    next_item: Item  # known early: it takes long to read
+    pages: tuple[Any, ...]
+
+    @classmethod
+    def begin(cls, work: ItemTurns[Item], pages_of: Callable[[Item, Any], tuple[Any, ...]]) -> "Cursor[Item]":
+        first, zero = work.item(jnp.int32(0)), jnp.int32(0)
+        return cls(zero, zero, zero, first, work.item(jnp.int32(1)), pages_of(first, zero))
+
+    def next(self, work: ItemTurns[Item], pages_of: Callable[[Item, Any], tuple[Any, ...]]) -> "Cursor[Item]":
+        turn, block, fetched, item, next_item, _ = self
+
+        def following() -> Cursor[Item]:
+            after, zero = work.item(turn + 2), jnp.int32(0)
+            return Cursor(turn + 1, zero, fetched + 1, next_item, after, pages_of(next_item, zero))
+
+        def same() -> Cursor[Item]:
+            return Cursor(turn, block + 1, fetched + 1, item, next_item, pages_of(item, block + 1))
+
+        found: Cursor[Item] = lax.cond(block + 1 >= item.num_blocks, following, same)
+        return found
