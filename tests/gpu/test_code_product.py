@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.executor.compute_capability import compute_capability
-from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.mosaic import HAS_MOSAIC
 from quire.ops.rounded_rows import EPSILON, LARGEST_FLOAT8, RoundedRows, gated_values, round_rows
+from tests.gpu.hopper import IS_HOPPER
 
 pytestmark = pytest.mark.gpu
 mosaic = pytest.importorskip("jax.experimental.pallas.mosaic_gpu")
@@ -20,7 +19,6 @@ code_product = pytest.importorskip("quire.ops.gpu.code_product")
 gated_codes = pytest.importorskip("quire.ops.gpu.gated_codes")
 
 CODE = jnp.float8_e4m3fn
-IS_HOPPER = jax.default_backend() == "gpu" and compute_capability(jax.devices()[0]) == gpu_kernels.HOPPER
 WHOLE = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (1024, 2048)]
 HAS_SCALES = pytest.mark.skipif(not HAS_MOSAIC, reason="this JAX has other kernels for it")
 BLOCK = 128  # numbers of a row that have a scale

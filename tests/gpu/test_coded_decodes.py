@@ -1,5 +1,5 @@
-"""Decodes over pages of eight bits by the kernel for Hopper GPUs, against the plain ones. Mosaic's own instructions
-cannot be interpreted, so elsewhere nothing of it runs; `tests/ops` has its list of work.
+"""Decodes over pages of eight bits by the kernel for Hopper GPUs, against the plain ones; `tests/ops` has its list
+of work.
 
 Every page that is not read holds NaN, and so does the unused part of those that are.
 """
@@ -12,20 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.executor.compute_capability import compute_capability
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import kernels as gpu_kernels
-from quire.ops.gpu.mosaic import HAS_MOSAIC
 from quire.ops.gpu.parts import combine_parts
 from quire.ops.pages import CodedPages, Tiles
 from quire.ops.tiled_attention import tiled_attention
+from tests.gpu.hopper import MARKS
 from tests.gpu.test_kernels import WIDTH, check, in_codes, paged
 
-IS_HOPPER = jax.default_backend() == "gpu" and compute_capability(jax.devices()[0]) == gpu_kernels.HOPPER
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not (IS_HOPPER and HAS_MOSAIC), reason="it is for GPUs of compute capability 9.0"),
-]
+pytestmark = MARKS
 SPECS = {
     "8B": AttentionSpec(8, 4, 128, 0.088),
     "one head, groups of 8": AttentionSpec(1, 8, 128, 0.088),

@@ -1,5 +1,5 @@
-"""Prefills over pages of eight bits by the kernel for Hopper GPUs, against the plain ones. Mosaic's own instructions
-cannot be interpreted, so elsewhere nothing of it runs; `tests/ops` has its list of work.
+"""Prefills over pages of eight bits by the kernel for Hopper GPUs, against the plain ones; `tests/ops` has its list
+of work.
 
 Every page that is not read holds NaN, and so does the unused part of those that are.
 """
@@ -12,20 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.executor.compute_capability import compute_capability
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import kernels as gpu_kernels
-from quire.ops.gpu.mosaic import HAS_MOSAIC
 from quire.ops.gpu.prefill_items import fits
 from quire.ops.pages import TILE, Pages, Tiles
 from quire.ops.tiled_attention import tiled_attention
+from tests.gpu.hopper import MARKS
 from tests.gpu.test_kernels import WIDTH, check, in_codes, paged
 
-IS_HOPPER = jax.default_backend() == "gpu" and compute_capability(jax.devices()[0]) == gpu_kernels.HOPPER
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not (IS_HOPPER and HAS_MOSAIC), reason="it is for GPUs of compute capability 9.0"),
-]
+pytestmark = MARKS
 SPEC = AttentionSpec(8, 4, 128, 0.088)
 # Starts and lengths of tiles: whole and not, at the edges of blocks and of pages, and one token alone.
 PLACES = [(0, 32), (0, 1), (97, 31), (96, 32), (127, 2), (128, 16), (128, 17), (300, 32), (511, 15), (608, 32), (5, 0)]
@@ -115,11 +110,16 @@ def test_queries_and_keys_may_be_zero() -> None:
     assert_right(SPEC, q, codes, table, tiles)
 
 
+def whole_tiles(count: int) -> tuple[jax.Array, Pages, jax.Array, Tiles]:
+    """Queries, pages of codes, a page table, and tiles behind contexts of many lengths."""
+    starts = np.random.default_rng(count).integers(0, 600, count)
+    q, pages, table, tiles = paged(SPEC, 32, "bfloat16", [(int(start), TILE) for start in starts], num_single=0)
+    return q, in_codes(pages, "float8_e4m3fn"), table, tiles
+
+
 def test_a_token_does_not_depend_on_others() -> None:
-    chance = np.random.default_rng(5)
-    places = [(int(start), TILE) for start in chance.integers(0, 600, 40)]
-    q, pages, table, tiles = paged(SPEC, 32, "bfloat16", places, num_single=0)
-    codes, run = in_codes(pages, "float8_e4m3fn"), attended(SPEC)
+    q, codes, table, tiles = whole_tiles(40)
+    run = attended(SPEC)
     together = np.asarray(run(q, codes, table, tiles), np.float32)
     beside = np.asarray(run(q.at[1::2].set(jnp.nan), codes, table, tiles), np.float32)
     np.testing.assert_array_equal(beside[::2], together[::2])
@@ -132,10 +132,8 @@ def test_a_token_does_not_depend_on_others() -> None:
 
 
 def test_the_same_bits_every_time() -> None:
-    chance = np.random.default_rng(6)
-    places = [(int(start), TILE) for start in chance.integers(0, 600, 64)]
-    q, pages, table, tiles = paged(SPEC, 32, "bfloat16", places, num_single=0)
-    codes, run = in_codes(pages, "float8_e4m3fn"), attended(SPEC)
+    q, codes, table, tiles = whole_tiles(64)
+    run = attended(SPEC)
     first = np.asarray(run(q, codes, table, tiles), np.float32)
     for _ in range(20):
         np.testing.assert_array_equal(np.asarray(run(q, codes, table, tiles), np.float32), first)

@@ -7,19 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.executor.compute_capability import compute_capability
 from quire.ops.coded import Coded
 from quire.ops.four_bits import FourBits
-from quire.ops.gpu.kernels import HOPPER
 from quire.ops.gpu.mosaic import HAS_MOSAIC
+from tests.gpu.hopper import MARKS
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        jax.default_backend() != "gpu" or compute_capability(jax.devices()[0]) != HOPPER or not HAS_MOSAIC,
-        reason="the kernel is for GPUs of compute capability 9.0; nothing interprets its instructions",
-    ),
-]
+pytestmark = MARKS
 if HAS_MOSAIC:
     from quire.ops.gpu import few_rows
     from quire.ops.gpu.few_row_blocks import RowBlocks

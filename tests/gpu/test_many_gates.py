@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.gpu.test_code_product import HAS_SCALES, IS_HOPPER, codes, product, runs, scales  # noqa: F401
+from tests.gpu.hopper import IS_HOPPER
+from tests.gpu.test_code_product import HAS_SCALES, codes, product, runs, scales  # noqa: F401
 
 pytestmark = [pytest.mark.gpu, HAS_SCALES]
 many_gates = pytest.importorskip("quire.ops.gpu.many_gates")
