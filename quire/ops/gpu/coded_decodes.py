@@ -1,8 +1,9 @@
 """Attention of decodes over pages of eight bits at the speed of reading them, on Hopper GPUs.
 
-A program has one group of threads that keeps blocks of pages on their way, and WORKERS groups that compute, each with
-blocks of its own. Work is a list of parts of contexts, as for `decode_attention`: workers take from it by turns, the
-longest first. Queries are the narrow side of the device's products, and codes are widened in registers.
+A program has WORKERS groups of threads that compute, each with blocks of its own, and one more group, of which a warp
+for each of them keeps its blocks on their way. Work is a list of parts of contexts, as for `decode_attention`: workers
+take from it by turns, the longest first. Queries are the narrow side of the device's products, and codes are widened in
+registers.
 
 Written in Pallas for Mosaic: Triton moves codes of values through shared memory, and keeps less on its way.
 """
@@ -32,12 +33,13 @@ from quire.ops.gpu.code_fragments import (
 from quire.ops.gpu.code_stores import place_queries, store_columns, store_rows, store_weights
 from quire.ops.gpu.coded_softmax import ROOM
 from quire.ops.gpu.decode_items import BLOCK, COLUMNS, FEATURES, items_of
-from quire.ops.gpu.item_turns import Cursor, ItemTurns, num_programs
+from quire.ops.gpu.item_turns import ItemTurns, fetch_blocks, num_programs
 from quire.ops.gpu.parts import Parts
 from quire.ops.gpu.tiles import LOG2_E, MASKED, array
+from quire.ops.gpu.warps import by_warp
 from quire.ops.pages import CodedPages, Tiles
 
-WORKERS, AHEAD = 2, 4  # groups that compute, and blocks that each of them has room for
+WORKERS, AHEAD = 2, 3  # groups that compute, and blocks that each of them has room for
 
 
 def coded_decodes(
@@ -140,28 +142,32 @@ def _kernel(form: _Form, table_ref: Any, items_ref: Any, count_ref: Any, q_ref: 
     def work(index: Any) -> ItemTurns[_Item]:
         return ItemTurns(_Item, program * WORKERS + index, items_ref, count, form.heads, form.programs * WORKERS)
 
-    pl.when(group == WORKERS)(lambda: _fetch_all(form, work, table_ref, q_ref, page_refs, shared))
-    pl.when(group < WORKERS)(lambda: _compute_all(form, work(group), group, out_ref, Parts(*parts), shared))
+    @pl.when(group < WORKERS)
+    def _() -> None:
+        _compute_all(form, work(group), group, out_ref, Parts(*parts), shared)
+
+    @pl.when(group == WORKERS)
+    def _() -> None:
+        by_warp(WORKERS, lambda worker: _fetch_all(form, work(worker), worker, table_ref, q_ref, page_refs, shared))
 
 
-def _fetch_all(form: _Form, work: Any, table_ref: Any, q_ref: Any, page_refs: Any, shared: _Shared) -> None:
-    """The part of the group that keeps blocks of all workers on their way."""
+def _fetch_all(
+    form: _Form, work: ItemTurns[_Item], worker: Any, table_ref: Any, q_ref: Any, page_refs: Any, shared: _Shared
+) -> None:
+    """The part of a warp that keeps blocks of a worker on their way."""
 
     def pages_of(item: _Item, block: Any) -> tuple[Any, ...]:
         first, end = lax.div(item.first, form.page_size), lax.div(item.last - 1, form.page_size)
         indices = (first + block * form.pages_of_block + index for index in range(form.pages_of_block))
         return tuple(table_ref[item.slot, jnp.minimum(index, end)] for index in indices)
 
-    def fetch(index: int, cursor: Cursor[_Item]) -> Cursor[_Item]:
-        turn, block, fetched, item, _next, pages = cursor
-        place = index * AHEAD + lax.rem(fetched, AHEAD)
+    def begin(turn: Any, item: _Item) -> None:
+        at = worker * (AHEAD + 1) + lax.rem(turn, AHEAD + 1)
+        plgpu.copy_gmem_to_smem(q_ref.at[item.token, item.head], shared.queries.at[at], shared.have_queries.at[at])
+
+    def fetch(fetched: Any, pages: tuple[Any, ...], item: _Item) -> None:
+        place = worker * AHEAD + lax.rem(fetched, AHEAD)
         pl.when(fetched >= AHEAD)(lambda: plgpu.barrier_wait(shared.are_free.at[place]))
-
-        @pl.when(block == 0)
-        def _() -> None:
-            at = index * (AHEAD + 1) + lax.rem(turn, AHEAD + 1)
-            plgpu.copy_gmem_to_smem(q_ref.at[item.token, item.head], shared.queries.at[at], shared.have_queries.at[at])
-
         is_there = shared.are_there.at[place]
         for number, page in enumerate(pages):
             own = pl.ds(number * form.page_size, form.page_size)
@@ -171,21 +177,7 @@ def _fetch_all(form: _Form, work: Any, table_ref: Any, q_ref: Any, page_refs: An
                 into = scales.at[place, number, pl.ds(0, form.page_size)]
                 plgpu.copy_gmem_to_smem(ref.at[page, item.head], into, is_there)
 
-        return cursor.next(work(index), pages_of)
-
-    turns = [work(index).turns for index in range(WORKERS)]
-
-    def has_more(cursors: tuple[Cursor[_Item], ...]) -> Any:
-        are_left = [cursor.turn < its_turns for cursor, its_turns in zip(cursors, turns, strict=True)]
-        return sum(is_left.astype(jnp.int32) for is_left in are_left) > 0
-
-    def fetch_each(cursors: tuple[Cursor[_Item], ...]) -> tuple[Cursor[_Item], ...]:
-        return tuple(
-            lax.cond(cursor.turn < turns[index], partial(fetch, index), lambda same: same, cursor)
-            for index, cursor in enumerate(cursors)
-        )
-
-    lax.while_loop(has_more, fetch_each, tuple(Cursor.begin(work(index), pages_of) for index in range(WORKERS)))
+    fetch_blocks(work, pages_of, begin, fetch)
 
 
 class _Softmax(NamedTuple):

@@ -18,7 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu.code_fragments import OF_CODES, OF_HALVES, SCALES_OF_PAGE
-from quire.ops.gpu.item_turns import Cursor, ItemTurns, num_programs
+from quire.ops.gpu.item_turns import ItemTurns, fetch_blocks, num_programs
 from quire.ops.gpu.prefill_fragments import (
     largest_power,
     place_rows,
@@ -29,6 +29,7 @@ from quire.ops.gpu.prefill_fragments import (
 )
 from quire.ops.gpu.prefill_items import BLOCK, FEATURES, GROUPS, WIDE, prefill_items, tokens_of_group
 from quire.ops.gpu.tiles import LOG2_E, array
+from quire.ops.gpu.warps import by_warp
 from quire.ops.pages import CodedPages, Tiles
 
 AHEAD = 3  # blocks of keys or values that have room at once, as codes, and widened
@@ -136,7 +137,12 @@ def _kernel(form: _Form, table_ref: Any, items_ref: Any, count_ref: Any, q_ref: 
     page_refs, out_ref, shared = refs[:4], refs[4], _Shared(*refs[5:])
     group = lax.axis_index("group")
     work = ItemTurns(_Item, lax.axis_index("program"), items_ref, count_ref[0] * form.heads, form.heads, form.programs)
-    pl.when(group == FETCHES)(lambda: _fetch_all(form, work, table_ref, q_ref, page_refs, shared))
+
+    @pl.when(group == FETCHES)
+    def _() -> None:
+        plgpu.set_max_registers(FETCHING_REGISTERS, action="decrease")
+        by_warp(1, lambda _: _fetch_all(form, work, table_ref, q_ref, page_refs, shared))
+
     pl.when(group == WIDENS)(lambda: _widen_all(form, work, shared))
     pl.when(group < GROUPS)(lambda: _compute_all(form, work, group, out_ref, shared))
 
@@ -149,23 +155,20 @@ def _place(block: Any, which: int) -> Any:
 def _fetch_all(
     form: _Form, work: ItemTurns[_Item], table_ref: Any, q_ref: Any, page_refs: Any, shared: _Shared
 ) -> None:
-    """The part of the group that keeps codes and queries on their way."""
-    plgpu.set_max_registers(FETCHING_REGISTERS, action="decrease")
+    """The part of the warp that keeps codes and queries on their way."""
 
     def pages_of(item: _Item, block: Any) -> tuple[Any, ...]:
         end = lax.div(item.end - 1, form.page_size)
         indices = (block * form.pages_of_block + index for index in range(form.pages_of_block))
         return tuple(table_ref[item.slot, jnp.minimum(index, end)] for index in indices)
 
-    def fetch_queries(item: _Item, turn: Any) -> None:
+    def begin(turn: Any, item: _Item) -> None:
         pl.when(turn > 0)(lambda: plgpu.barrier_wait(shared.queries_free))
         for group in range(GROUPS):
             tokens = pl.ds(item.token + group * form.tokens, form.tokens)
             plgpu.copy_gmem_to_smem(q_ref.at[tokens, item.head], shared.queries.at[group], shared.queries_there)
 
-    def fetch(cursor: Cursor[_Item]) -> Cursor[_Item]:
-        turn, block, fetched, item, _next, pages = cursor
-        pl.when(block == 0)(lambda: fetch_queries(item, turn))
+    def fetch(fetched: Any, pages: tuple[Any, ...], item: _Item) -> None:
         for which in range(2):
             place = _place(fetched, which)
             is_there = shared.codes_there.at[place]
@@ -176,10 +179,7 @@ def _fetch_all(
                 of_scales = shared.scales.at[place, number, pl.ds(0, form.page_size)]
                 plgpu.copy_gmem_to_smem(page_refs[2 + which].at[page, item.head], of_scales, is_there)
 
-        return cursor.next(work, pages_of)
-
-    begun, turns = Cursor.begin(work, pages_of), work.turns
-    lax.while_loop(lambda cursor: cursor.turn < turns, fetch, begun)
+    fetch_blocks(work, pages_of, begin, fetch)
 
 
 def _widen_all(form: _Form, work: ItemTurns[_Item], shared: _Shared) -> None:

@@ -51,30 +51,28 @@ class ItemTurns(NamedTuple, Generic[Item]):
         return turn * self.num_workers + own
 
 
-class Cursor(NamedTuple, Generic[Item]):
-    """A worker's next block that is to be fetched."""
+def fetch_blocks(
+    work: ItemTurns[Item],
+    pages_of: Callable[[Item, Any], tuple[Any, ...]],
+    begin: Callable[[Any, Item], None],
+    fetch: Callable[[Any, tuple[Any, ...], Item], None],
+) -> None:
+    """`begin` each item of a worker, by its turn, and `fetch` each of its blocks, by the number of those before it. The
+    pages of a block and the fields of an item take long to read, and are read while those before are fetched."""
 
-    turn: Any
-    block: Any  # of the item
-    fetched: Any  # blocks
-    item: Item
-    next_item: Item  # known early: it takes long to read
-    pages: tuple[Any, ...]
+    def fetch_item(turn: Any, state: tuple[Any, Item, tuple[Any, ...]]) -> tuple[Any, Item, tuple[Any, ...]]:
+        fetched, item, first_pages = state
+        next_item, count = work.item(turn + 1), item.num_blocks
+        begin(turn, item)
 
-    @classmethod
-    def begin(cls, work: ItemTurns[Item], pages_of: Callable[[Item, Any], tuple[Any, ...]]) -> "Cursor[Item]":
-        first, zero = work.item(jnp.int32(0)), jnp.int32(0)
-        return cls(zero, zero, zero, first, work.item(jnp.int32(1)), pages_of(first, zero))
+        def fetch_block(block: Any, pages: tuple[Any, ...]) -> tuple[Any, ...]:
+            is_last = block + 1 >= count
+            following = jax.tree.map(lambda one, other: jnp.where(is_last, one, other), next_item, item)
+            next_pages = pages_of(following, jnp.where(is_last, 0, block + 1))
+            fetch(fetched + block, pages, item)
+            return next_pages
 
-    def next(self, work: ItemTurns[Item], pages_of: Callable[[Item, Any], tuple[Any, ...]]) -> "Cursor[Item]":
-        turn, block, fetched, item, next_item, _ = self
+        return fetched + count, next_item, lax.fori_loop(0, count, fetch_block, first_pages)
 
-        def following() -> Cursor[Item]:
-            after, zero = work.item(turn + 2), jnp.int32(0)
-            return Cursor(turn + 1, zero, fetched + 1, next_item, after, pages_of(next_item, zero))
-
-        def same() -> Cursor[Item]:
-            return Cursor(turn, block + 1, fetched + 1, item, next_item, pages_of(item, block + 1))
-
-        found: Cursor[Item] = lax.cond(block + 1 >= item.num_blocks, following, same)
-        return found
+    first = work.item(jnp.int32(0))
+    lax.fori_loop(0, work.turns, fetch_item, (jnp.int32(0), first, pages_of(first, jnp.int32(0))))

@@ -14,6 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from quire.ops.gpu.code_product import NARROW, in_shared
+from quire.ops.gpu.warps import by_warp
 
 WIDE = 64  # rows of a group
 SIZE = 128  # inputs of a block
@@ -54,19 +55,22 @@ class Ring(NamedTuple):
         """`copy(step, slot, barrier)` of all steps, which are `ahead` at least, as soon as there is room."""
         plgpu.set_max_registers(FETCHING_REGISTERS, action="decrease")
 
-        @pl.loop(0, num_steps)
-        def _(step: Any) -> None:
-            slot = lax.rem(step, self.ahead)
+        def fetch_all(_: Any) -> None:
+            @pl.loop(0, num_steps)
+            def begin(step: Any) -> None:
+                slot = lax.rem(step, self.ahead)
 
-            @pl.when(step >= self.ahead)
-            def _() -> None:
-                plgpu.barrier_wait(self.free.at[slot])
+                @pl.when(step >= self.ahead)
+                def _() -> None:
+                    plgpu.barrier_wait(self.free.at[slot])
 
-            copy(step, slot, self.there.at[slot])
+                copy(step, slot, self.there.at[slot])
 
-        @pl.loop(num_steps, num_steps + self.ahead)
-        def _(step: Any) -> None:  # a program ends when no other writes into its memory any more
-            plgpu.barrier_wait(self.free.at[lax.rem(step, self.ahead)])
+            @pl.loop(num_steps, num_steps + self.ahead)
+            def end(step: Any) -> None:  # a program ends when no other writes into its memory any more
+                plgpu.barrier_wait(self.free.at[lax.rem(step, self.ahead)])
+
+        by_warp(1, fetch_all)
 
     def multiply(self, sums: Any, step: Any, start: Any) -> Any:
         """Begins to add products of 64 rows from `start` on. The slot of the step."""
