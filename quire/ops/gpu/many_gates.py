@@ -1,10 +1,10 @@
 """Gates and ups of many rows of decodes, both in codes of e4m3, multiplied and gated in one launch.
 
-A program has BLOCK gates of a row and the ups that belong to them. The device adds the products of all inputs, as in
-the library's products of so many rows, which is also the faster one for the next product: it takes one scale of each
-row, so that rows are rounded in a launch of their own.
+A program has a part of the gates and the ups that belong to them, then another part, whose blocks come while it gates.
+Parts have such a size that all multiprocessors have about as much to do.
 
-A program takes one part of the matrix after the other, and the blocks of the next one come while it gates.
+The device adds the products of all inputs, as in the library's products of so many rows, which is also the faster one
+for the next product: it takes one scale of each row, so that rows are rounded in a launch of their own.
 """
 
 from functools import partial
@@ -19,8 +19,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from quire.ops.gpu.code_product import MULTIPROCESSORS, in_shared, load
 from quire.ops.gpu.row_tiles import GROUPS, REGISTERS, SIZE, WIDE, Ring, RowTiles, ring
 
-BLOCK = 128  # gates of a program
-HALF = BLOCK // 2  # of them, which leave together: a row of shared memory
+PARTS = 128, 112, 96  # gates; two accumulators of the device have 256 columns at most
 TILES = (72, 128), (200, 256)  # rows of one tile, and of two; between them the library's product is as fast
 SHARED_BYTES = 224 << 10
 ALIGNED = 1024  # bytes: where arrays in shared memory begin
@@ -30,26 +29,47 @@ PAIR = "pair"  # the axis of the programs of a cluster
 
 class GateBlocks(NamedTuple):
     tiles: RowTiles
+    part: int  # gates that a program has at a time
     ahead: int
     pairs: bool  # programs are pairs that share rows, or, with two tiles, which they always are, the matrix
+
+    @property
+    def parts_at_once(self) -> int:
+        """Of a program, or of a pair."""
+        return 2 if self.pairs and self.tiles.num_tiles == 1 else 1
+
+    def programs(self, numbers: int) -> int:
+        """Programs or pairs that run at once, each with parts of so many gates."""
+        return min(numbers // self.part // self.parts_at_once, MULTIPROCESSORS // (1 + self.pairs))
+
+    def most_gates(self, numbers: int) -> int:
+        """Of one program."""
+        return self.part * -(-(numbers // self.part // self.parts_at_once) // self.programs(numbers))
 
 
 def gate_blocks_of(num_rows: int, numbers: int, inputs: int) -> GateBlocks | None:
     """None: the kernel is not for it."""
     count = next((n for n, (least, most) in enumerate(TILES, 1) if least <= num_rows <= most), 0)
-    if not count or num_rows % 8 or numbers % BLOCK or inputs % SIZE:
+    if not count or num_rows % 8 or inputs % SIZE:
         return None
-    tiles = RowTiles.of(num_rows, count)
-    ahead = min(ahead_of(tiles), inputs // SIZE)
-    if ahead < LEAST_AHEAD:
-        return None
-    return GateBlocks(tiles, ahead, pairs=count == 2 or (numbers % (2 * BLOCK) == 0 and num_rows % 16 == 0))
+    tiles, found = RowTiles.of(num_rows, count), []
+    for part in PARTS:
+        ahead = min(ahead_of(tiles, part), inputs // SIZE)
+        if numbers % part == 0 and ahead >= LEAST_AHEAD:
+            pairs = count == 2 or (numbers % (2 * part) == 0 and num_rows % 16 == 0)
+            found.append(GateBlocks(tiles, part, ahead, pairs))
+    return min(found, key=lambda blocks: blocks.most_gates(numbers), default=None)
 
 
-def ahead_of(tiles: RowTiles) -> int:
+def ahead_of(tiles: RowTiles, part: int) -> int:
     """Blocks that have room at once."""
-    of_halves = GROUPS * WIDE * HALF * 2 + ALIGNED + 16 * BLOCK
-    return min(MOST_AHEAD, (SHARED_BYTES - of_halves) // ((tiles.height + 2 * BLOCK) * SIZE))
+    others = GROUPS * WIDE * leaving(part) * 2 + ALIGNED + 16 * part
+    return min(MOST_AHEAD, (SHARED_BYTES - others) // ((tiles.height + 2 * part) * SIZE))
+
+
+def leaving(part: int) -> int:
+    """Gates of a row that leave together."""
+    return part // 2 if part % 32 == 0 else part
 
 
 def gated(
@@ -64,23 +84,21 @@ def gated(
     (tokens, inputs), numbers = rows.shape, len(matrix) // 2
     blocks = gate_blocks_of(tokens, numbers, inputs)
     assert blocks is not None
-    tiles, ahead, pairs = blocks
-    of_program = 1 + (pairs and tiles.num_tiles == 1)  # parts of the matrix that a pair has at once
-    programs = min(numbers // BLOCK // of_program, MULTIPROCESSORS // (1 + pairs))
+    tiles, part, ahead, pairs = blocks
     across: dict[str, Any] = {"cluster": (2,), "cluster_names": (PAIR,)} if pairs else {}
-    memory, barriers = ring(tiles, 2 * BLOCK, ahead, 3, rows.dtype, PAIR if pairs else None)
+    memory, barriers = ring(tiles, 2 * part, ahead, 3, rows.dtype, PAIR if pairs else None)
     run = plgpu.kernel(
         partial(_kernel, blocks),
         out_type=jax.ShapeDtypeStruct((tokens, numbers), dtype),  # type: ignore[no-untyped-call]
         scratch_types=(
-            plgpu.SMEM((GROUPS, WIDE, HALF), dtype, transforms=in_shared(HALF, dtype)),
+            plgpu.SMEM((GROUPS, WIDE, leaving(part)), dtype, transforms=in_shared(leaving(part), dtype)),
             [*memory, *barriers],
-            plgpu.SMEM((2, 2, BLOCK), jnp.float32),
+            plgpu.SMEM((2, 2, part), jnp.float32),
             plgpu.SMEM((tiles.height,), jnp.float32),
             plgpu.Barrier(),
             plgpu.Barrier(num_barriers=2),
         ),
-        grid=(programs,),
+        grid=(blocks.programs(numbers),),
         grid_names=("program",),
         num_threads=GROUPS + 1,
         thread_name="group",
@@ -105,7 +123,7 @@ class _Place(NamedTuple):
 
     @staticmethod
     def of(blocks: GateBlocks, num_parts: int) -> "_Place":
-        tiles, _, pairs = blocks
+        tiles, _, _, pairs = blocks
         program = lax.axis_index("program")
         apart = lax.axis_size("program")
         if tiles.num_tiles == 1 and pairs:
@@ -125,16 +143,16 @@ def _kernel(
     matrix_ref: Any,
     column_scales_ref: Any,
     out_ref: Any,
-    halves: Any,
+    leaving_room: Any,
     coming: Any,
     of_columns: Any,
     of_rows: Any,
     rows_there: Any,
     columns_there: Any,
 ) -> None:
-    (tokens, inputs), tiles = rows_ref.shape, blocks.tiles
+    (tokens, inputs), tiles, gates = rows_ref.shape, blocks.tiles, blocks.part
     coming, steps = Ring(*coming), inputs // SIZE
-    place, group = _Place.of(blocks, out_ref.shape[1] // BLOCK), lax.axis_index("group")
+    place, group = _Place.of(blocks, out_ref.shape[1] // blocks.part), lax.axis_index("group")
     in_tile, first = tiles.first(tokens, place.tile, group)
     of_tile = pl.ds(place.tile * (tokens - tiles.height), tiles.height)
     together = (PAIR,) if blocks.pairs else None
@@ -145,7 +163,7 @@ def _kernel(
 
         def copy(step: Any, slot: Any, there: Any) -> None:
             index, at = lax.div(step, steps), pl.ds(lax.rem(step, steps) * SIZE, SIZE)
-            part = pl.ds(place.part(index) * BLOCK, BLOCK)
+            part = pl.ds(place.part(index) * gates, gates)
 
             @pl.when(lax.rem(step, steps) == 0)
             def _() -> None:  # the scales of the part before the last one have been read
@@ -154,7 +172,7 @@ def _kernel(
 
             plgpu.copy_gmem_to_smem(rows_ref.at[of_tile, at], coming.rows.at[slot], there, collective_axes=rows_by)
             for which in range(2):
-                to = coming.matrix.at[slot, pl.ds(which * BLOCK, BLOCK)]
+                to = coming.matrix.at[slot, pl.ds(which * gates, gates)]
                 plgpu.copy_gmem_to_smem(matrix_ref.at[which, part, at], to, there, collective_axes=matrix_by)
 
         coming.fetch(place.num_parts * steps, copy)
@@ -171,9 +189,9 @@ def _kernel(
                 _multiply(coming, sums, index * steps, steps, in_tile)
                 plgpu.barrier_wait(columns_there.at[which])
                 active = _gate(sums[...], of_rows.at[pl.ds(in_tile, WIDE)], of_columns.at[which])
-                _store(active, halves.at[group], out_ref.at[pl.ds(first, WIDE)], place.part(index) * BLOCK)
+                _store(active, leaving_room.at[group], out_ref.at[pl.ds(first, WIDE)], place.part(index) * gates)
 
-            pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((WIDE, 2 * BLOCK)))
+            pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((WIDE, 2 * gates)))
 
         plgpu.wait_smem_to_gmem(0)
 
@@ -196,21 +214,23 @@ def _multiply(blocks_on_way: Ring, sums: Any, first: Any, steps: int, start: Any
 
 
 def _gate(sums: jax.Array, of_rows: Any, of_columns: Any) -> jax.Array:
-    shape = (WIDE, BLOCK)
+    count = of_columns.shape[1]
+    shape = WIDE, count
     rows = load(of_rows, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
     by_row = lax.broadcast_in_dim(rows, shape, (0,))
     both = []
     for which in range(2):
         columns = load(of_columns.at[which], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
-        both.append(sums[:, which * BLOCK : (which + 1) * BLOCK] * by_row * lax.broadcast_in_dim(columns, shape, (1,)))
+        both.append(sums[:, which * count : (which + 1) * count] * by_row * lax.broadcast_in_dim(columns, shape, (1,)))
     gate, up = both
     return gate / (1.0 + jnp.exp(-gate)) * up
 
 
-def _store(active: jax.Array, half_ref: Any, out_ref: Any, start: Any) -> None:
-    """A half after the other, through shared memory."""
-    for half in range(2):
+def _store(active: jax.Array, leaving_ref: Any, out_ref: Any, start: Any) -> None:
+    """Through shared memory, as many columns at a time as it has room for."""
+    width = leaving_ref.shape[1]
+    for first in range(0, active.shape[1], width):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        half_ref[...] = active[:, half * HALF : (half + 1) * HALF].astype(out_ref.dtype)
+        leaving_ref[...] = active[:, first : first + width].astype(out_ref.dtype)
         plgpu.commit_smem()  # type: ignore[no-untyped-call]
-        plgpu.copy_smem_to_gmem(half_ref, out_ref.at[:, pl.ds(start + half * HALF, HALF)])
+        plgpu.copy_smem_to_gmem(leaving_ref, out_ref.at[:, pl.ds(start + first, width)])
