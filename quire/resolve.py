@@ -146,7 +146,7 @@ class PlatformDefaults:
 DEFAULTS = {
     # A decode of a small model takes 50 to 200 ms, and 512 prompt tokens take seconds.
     "cpu": PlatformDefaults(32, 512, 0.5, 1, 16, 1, 500.0, 12.0),
-    # One row takes a slower path through matmuls than eight.
+    # Prompts are padded to eight tokens, so that there are fewer programs; a decode that is alone has one of its own.
     # Larger pages mean less work for the host, which has little time during a step of hundreds of rows.
     # To start a program takes the host a millisecond, as long as a decode of a small model.
     # An 8B model decodes in 5 to 8 ms on an H200, and computes 700 prompt tokens in the rest of 24 ms.

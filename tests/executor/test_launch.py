@@ -228,11 +228,11 @@ def test_a_fine_ladder_has_close_steps_of_many_decodes() -> None:
     def decodes(max_rows: int, **how: bool) -> list[int]:
         return [shape.tokens for shape in Ladder(max_rows, 8192, min_tokens=8, has_decodes=True, **how).decodes]
 
-    assert decodes(256, is_fine=True) == [8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256]
+    assert decodes(256, is_fine=True) == [1, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256]
     assert decodes(256) == [8, 16, 32, 48, 64, 96, 128, 192, 256]
-    assert decodes(200, is_fine=True) == [8, 16, 32, 48, 64, 96, 128, 160, 200]
-    assert decodes(140, is_fine=True) == [8, 16, 32, 48, 64, 96, 140]
-    assert decodes(40, is_fine=True) == [8, 16, 40]
+    assert decodes(200, is_fine=True) == [1, 8, 16, 32, 48, 64, 96, 128, 160, 200]
+    assert decodes(140, is_fine=True) == [1, 8, 16, 32, 48, 64, 96, 140]
+    assert decodes(40, is_fine=True) == [1, 8, 16, 40]
 
 
 def test_a_fine_ladder_wastes_a_fifth_at_most_and_a_coarse_one_a_third() -> None:
