@@ -72,7 +72,8 @@ class Ladder:
         self._tokens = sorted({*steps, max(max_prefill_tokens, min_tokens)})  # a full prefill is the longest step
         least = min(min_tokens, max_rows)
         rows = fine_rows(least, max_rows) if is_fine else coarse(least, max_rows, middles_from=32)
-        # A decode that is alone is common, and takes less time than one among padding.
+        # A decode that is alone is common, and takes less time than one among padding. In a reproducible engine it has
+        # as many rows as others: their bits depend on it.
         rows = [1, *rows] if is_fine and least > 1 and not shares_in_all else rows
         self._shares, self._shares_from = shares, 0 if shares_in_all else SHARED_TOKENS
         of_decodes = StepShape(0, decodes_only=True, shares=shares and shares_in_all)

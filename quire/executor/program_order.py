@@ -155,7 +155,8 @@ class ProgramOrder:
         needed = [StepShape(min(num_tokens, most), fresh_sequences=1), StepShape(1, decodes_only=True)]
         if num_tokens > most:  # the chunks between, and the last
             needed += [StepShape(length) for length in (most, num_tokens % most or most)]
-        found = [ladder.choose(shape, -(-shape.tokens // TILE), ladder.all()) for shape in needed]
+        tiles = [0 if shape.decodes_only else -(-shape.tokens // TILE) for shape in needed]
+        found = [ladder.choose(shape, count, ladder.all()) for shape, count in zip(needed, tiles, strict=True)]
         keys: list[Key] = [("start", START_SIZES[0]), *(shape for shape in found if shape is not None)]
         return [*keys, *((way, ladder.sample_sizes[0]) for way in self._ways)]
 

@@ -15,7 +15,7 @@ class Shapes:
     max_prefill_tokens: int
     max_sequence_tokens: int
     num_groups: int = 1  # of pages
-    min_tokens: int = 1  # smaller steps are padded to this many
+    min_tokens: int = 1  # smaller steps are padded to this many, but for a decode that is alone in a fine ladder
     is_fine: bool = False  # whether the ladder of tokens is: see ladder.py
     skips_padding: bool = False  # whether kernels do
     specialised: bool = False  # common cases have programs of their own: decodes only, and each way of sampling

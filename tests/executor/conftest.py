@@ -34,7 +34,7 @@ def llama() -> Iterator[Rig]:
 def specialised_llama() -> Iterator[Rig]:
     """With the programs that a GPU has for common cases, and host memory as it has it. Of one layer: they take longer
     to compile than to run."""
-    shapes = replace(SHAPES, max_prefill_tokens=32, min_tokens=8, burst=4, specialised=True)
+    shapes = replace(SHAPES, max_prefill_tokens=32, min_tokens=8, burst=4, specialised=True, is_fine=True)
     config = config_of("llama", num_hidden_layers=1)
     yield from made(config, shapes, num_host_pages=HOST_PAGES, pins_host_pages=True)
 
@@ -58,7 +58,7 @@ def guessing_llama() -> Iterator[Rig]:
 @pytest.fixture(scope="session")
 def specialised_guessing_llama() -> Iterator[Rig]:
     """With the programs that a GPU has for common cases. Of one layer: they take longer to compile than to run."""
-    shapes = replace(GUESSING, min_tokens=8, burst=4, specialised=True)
+    shapes = replace(GUESSING, min_tokens=8, burst=4, specialised=True, is_fine=True)
     yield from made(config_of("llama", num_hidden_layers=1), shapes)
 
 

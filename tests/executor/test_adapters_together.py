@@ -17,7 +17,8 @@ from tests.models.adapter_files import write_adapter
 def rig() -> Iterator[Rig]:
     """With the programs that a GPU has for common cases. Its draft is the same model, without adapters."""
     config = config_of("llama", num_hidden_layers=1)
-    shapes = replace(DRAFTING, min_tokens=8, burst=4, specialised=True, adapters=AdapterSizes(slots=2, rank=4))
+    adapters = AdapterSizes(slots=2, rank=4)
+    shapes = replace(DRAFTING, min_tokens=8, burst=4, specialised=True, is_fine=True, adapters=adapters)
     yield from made(config, shapes, config)
 
 

@@ -187,6 +187,16 @@ def test_decodes_run_in_one_program_before_there_are_two_for_as_many_rows() -> N
     assert fewer.decode(120, 1, most=1) == (StepShape(256, decodes_only=True), ("decode", 256))
 
 
+def test_a_decode_that_is_alone_runs_without_padding() -> None:
+    ladder = Ladder(256, 8192, min_tokens=8, is_fine=True, has_decodes=True)
+    table = ProgramTable(ladder, [*ladder.all(), ("any", 256), ("decode", 1), ("decode", 8), ("burst", 8)])
+    assert table.decode(1, 1, most=4) == (StepShape(1, decodes_only=True), ("decode", 1))
+    assert table.decode(2, 1, most=4) == (StepShape(8, decodes_only=True), ("decode", 8))
+    assert table.decode(1, 4, most=4) == (StepShape(8, decodes_only=True), ("burst", 8))  # four steps at once
+    reproducible = Ladder(256, 8192, min_tokens=8, is_fine=True, has_decodes=True, shares=True, shares_in_all=True)
+    assert reproducible.decodes[0].tokens == 8
+
+
 def test_decodes_that_share_pages_run_where_these_are_read_together() -> None:
     ladder = Ladder(256, 8192, min_tokens=8, is_fine=True, has_decodes=True, shares=True)
     assert [shape.tokens for shape in ladder.shared] == [64, 128, 256]

@@ -126,6 +126,12 @@ def test_a_first_run_is_worth_it_once_its_time_was_lost(demand: ProgramDemand, f
     assert demand.is_worth_a_first_run(("start", 8))
 
 
+def test_a_single_sequence_is_decoded_by_a_program_for_one() -> None:
+    assert StepShape(1, decodes_only=True) in ORDER.for_one(100)
+    on_a_cpu = ProgramOrder(Shapes(64, 32, 32, 512, 512))
+    assert [key for key in on_a_cpu.for_one(100) if isinstance(key, StepShape)] == [StepShape(128), StepShape(1)]
+
+
 def test_on_a_gpu_programs_for_prompts_beside_decodes_come_before_all_but_those_for_decodes() -> None:
     rest = KEYS[len(ORDER.first) :]
     soon = [

@@ -25,7 +25,7 @@ RIGS = {
     # With the programs that a GPU has for common cases.
     "granitemoehybrid": (
         config_of("granitemoehybrid", num_hidden_layers=2, layer_types=KINDS),
-        replace(SHAPES, max_prefill_tokens=16, min_tokens=8, burst=4, specialised=True),
+        replace(SHAPES, max_prefill_tokens=16, min_tokens=8, burst=4, specialised=True, is_fine=True),
     ),
 }
 
