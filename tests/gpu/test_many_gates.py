@@ -20,9 +20,7 @@ def gated(rows: jax.Array, of_rows: jax.Array, matrix: jax.Array, of_columns: ja
 
 
 @pytest.mark.parametrize("num_rows", [72, 128, 200])
-@pytest.mark.parametrize(
-    "shape", [(128, 512), (480, 512), (672, 512), (768, 512), *[(14336, 4096)] * IS_HOPPER], ids=str
-)
+@pytest.mark.parametrize("shape", [*SMALL, *[(14336, 4096)] * IS_HOPPER], ids=str)
 def test_gates_are_those_of_the_numbers(shape: tuple[int, int], num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers, inputs = shape
     if numbers < 1024:  # programs have several parts of the matrix, if it has some

@@ -1,8 +1,8 @@
 """Attention of prefills over pages of eight bits, on Hopper GPUs.
 
 An item is some tokens of a sequence with all queries of a head. Two groups of threads compute it, each with half of the
-tokens. Another makes numbers of the codes of a block of positions, for both, and one more keeps codes on their way. A
-program takes items from a list by turns, and what the next one reads comes while it computes.
+tokens. Another makes numbers of the codes of a block of positions, for both, and a warp of one more keeps codes on
+their way. A program takes items from a list by turns, and what the next one reads comes while it computes.
 
 Written in Pallas for Mosaic: Triton's groups of threads all do the same.
 """

@@ -58,7 +58,8 @@ def fetch_blocks(
     fetch: Callable[[Any, tuple[Any, ...], Item], None],
 ) -> None:
     """`begin` each item of a worker, by its turn, and `fetch` each of its blocks, by the number of those before it. The
-    pages of a block and the fields of an item take long to read, and are read while those before are fetched."""
+    pages of a block and the fields of an item take long to read, and are read while those before are fetched. Each item
+    has a block."""
 
     def fetch_item(turn: Any, state: tuple[Any, Item, tuple[Any, ...]]) -> tuple[Any, Item, tuple[Any, ...]]:
         fetched, item, first_pages = state

@@ -3,8 +3,9 @@
 Rows are the wide side of the device's products, 64 for each group of threads. Groups of a tile whose rows are no
 multiple of 64 have some rows in common, and so have tiles: both compute the same bits, and store them.
 
-One more group keeps blocks of rows and of the matrix on their way into shared memory. Programs of a cluster that need
-the same blocks get them together, each asks for a part: what multiprocessors can ask of the second cache is a limit.
+A warp of one more group keeps blocks of rows and of the matrix on their way into shared memory. Programs of a cluster
+that need the same blocks get them together, each asks for a part: what multiprocessors can ask of the second cache is a
+limit.
 """
 
 from typing import Any, NamedTuple
