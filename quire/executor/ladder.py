@@ -70,7 +70,7 @@ class Ladder:
         spaced = sparse if skips_padding else fine if is_fine else coarse
         steps = spaced(min_tokens, self.max_tokens)
         self._tokens = sorted({*steps, max(max_prefill_tokens, min_tokens)})  # a full prefill is the longest step
-        least = min(min_tokens, max_rows)
+        self.few_rows = least = min(min_tokens, max_rows)  # decodes, of which fewer take about as long
         rows = fine_rows(least, max_rows) if is_fine else coarse(least, max_rows, middles_from=32)
         # A decode that is alone is common, and takes less time than one among padding. In a reproducible engine it has
         # as many rows as others: their bits depend on it.
@@ -94,7 +94,7 @@ class Ladder:
         self._fresh += [StepShape(size, fresh_sequences=max_fresh_sequences) for size in several]
         self._has_guesses = max_guesses > 0
         most = max_rows + max_guesses
-        self.sample_sizes = coarse(min(min_tokens, max_rows), most, middles_from=most)
+        self.sample_sizes = coarse(self.few_rows, most, middles_from=most)
 
     @property
     def decodes(self) -> Sequence[StepShape]:

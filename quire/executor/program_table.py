@@ -57,9 +57,9 @@ class ProgramTable:
         sizes = [one for one in self._ladder.decodes if one.tokens >= rows and (kind, one.tokens) in self.keys]
         if not sizes or burst not in (1, most):
             return None
-        # Two programs for much fewer rows take less time than one; for one row they take about as long as for some.
-        apart, few = self.forward(StepShape(rows, decodes_only=True), 0), self._ladder.sample_sizes[0]
-        is_smaller = apart.decodes_only and 2 * max(apart.tokens, few) < sizes[0].tokens
+        # Two programs for much fewer rows take less time than one.
+        apart = self.forward(StepShape(rows, decodes_only=True), 0)
+        is_smaller = apart.decodes_only and 2 * max(apart.tokens, self._ladder.few_rows) < sizes[0].tokens
         return None if is_smaller else (sizes[0], (kind, sizes[0].tokens))
 
     def verify(self, tokens: int) -> tuple[str, int] | None:
