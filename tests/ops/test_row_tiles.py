@@ -2,7 +2,8 @@
 
 import pytest
 
-from quire.ops.gpu.many_gates import MULTIPROCESSORS, gate_blocks_of, leaving
+from quire.ops.gpu.many_gates import gate_blocks_of, leaving
+from quire.ops.gpu.mosaic import MULTIPROCESSORS
 from quire.ops.gpu.row_tiles import GROUPS, WIDE, RowTiles
 
 MOST_SHARED_BYTES = 227 << 10
@@ -40,8 +41,7 @@ def test_tiles_of_rows(num_rows: int, tiles: RowTiles) -> None:
 def test_multiprocessors_have_about_as_much_to_do_each(num_rows: int, numbers: int, part: int) -> None:
     blocks = gate_blocks_of(num_rows, numbers, 4096)
     assert blocks is not None
-    if num_rows == 256:
-        assert blocks.part == part
+    assert blocks.part == part
     assert numbers % blocks.part == 0
     assert blocks.programs(numbers) * (1 + blocks.pairs) <= MULTIPROCESSORS
     assert blocks.programs(numbers) * blocks.parts_at_once * blocks.most_gates(numbers) >= numbers

@@ -17,11 +17,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from quire.ops.gpu.mosaic import MULTIPROCESSORS
+
 # For 8 rows XLA's widening of codes is as fast, and leaves rows as they are; for more than 64 the library's are.
 FEWEST_ROWS, MOST_ROWS = 16, 64
 NARROW = 8  # rows are a multiple of it: the narrow side of the device's products
 WIDE = (64, 1), (64, 2), (128, 2)  # outputs of a group of threads, and groups
-MULTIPROCESSORS = 132  # programs are as small as they can be and still run at once
 SHARED_BYTES = 208 << 10  # for blocks
 LEAST_AHEAD = 3  # blocks, the one that is multiplied among them
 MOST_AHEAD = 12
@@ -44,6 +45,7 @@ def blocks_of(num_rows: int, outputs: int, inputs: int, *, has_scales: bool = Fa
     if not FEWEST_ROWS <= num_rows <= MOST_ROWS or num_rows % NARROW:
         return None
     possible = [(wide, groups) for wide, groups in WIDE if outputs % (wide * groups) == 0]
+    # Programs are as small as they can be and still run at once.
     at_once = [one for one in possible if outputs <= prod(one) * MULTIPROCESSORS]
     for wide, groups in (at_once or possible[::-1])[:1]:
         for size in (512, 256, 128):

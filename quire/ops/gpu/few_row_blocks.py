@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from quire.ops.four_bits import PLACES
 from quire.ops.gpu.code_fragments import WIDE
+from quire.ops.gpu.mosaic import MULTIPROCESSORS
 
 NARROW = 8  # rows are a multiple of it, or fewer: the narrow side
 MOST_BY_WARP = 16  # rows that each warp multiplies by itself
 MOST_ROWS = 64
-MULTIPROCESSORS = 132
 ENOUGH_BUSY = 0.7  # of the time that the multiprocessor with most to do takes
 LEAST_BUSY, LEAST_BUSY_OF_MANY = 86, 118  # multiprocessors, for rows that warps multiply by themselves, and more
 SHARED_BYTES = 220 << 10  # of a multiprocessor, for all its programs

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-PROGRAMS = 132  # where no device says how many multiprocessors it has
+from quire.ops.gpu.mosaic import MULTIPROCESSORS
 
 
 def num_programs() -> int:
-    """One for each multiprocessor."""
-    return getattr(jax.devices()[0], "core_count", None) or PROGRAMS
+    """One for each multiprocessor, of which there is no number where there is no GPU."""
+    return getattr(jax.devices()[0], "core_count", None) or MULTIPROCESSORS
 
 
 class HasBlocks(Protocol):

@@ -16,7 +16,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from quire.ops.gpu.code_product import MULTIPROCESSORS, in_shared, load
+from quire.ops.gpu.code_product import in_shared, load
+from quire.ops.gpu.mosaic import MULTIPROCESSORS
 from quire.ops.gpu.row_tiles import GROUPS, REGISTERS, SIZE, WIDE, Ring, RowTiles, ring
 
 PARTS = 128, 112, 96  # gates; two accumulators of the device have 256 columns at most
@@ -58,7 +59,7 @@ def gate_blocks_of(num_rows: int, numbers: int, inputs: int) -> GateBlocks | Non
         if numbers % part == 0 and ahead >= LEAST_AHEAD:
             pairs = count == 2 or (numbers % (2 * part) == 0 and num_rows % 16 == 0)
             found.append(GateBlocks(tiles, part, ahead, pairs))
-    return min(found, key=lambda blocks: blocks.most_gates(numbers), default=None)
+    return min(found, key=lambda blocks: blocks.most_gates(numbers), default=None)  # of equals the largest part
 
 
 def ahead_of(tiles: RowTiles, part: int) -> int:
@@ -68,7 +69,7 @@ def ahead_of(tiles: RowTiles, part: int) -> int:
 
 
 def leaving(part: int) -> int:
-    """Gates of a row that leave together."""
+    """Gates of a row that leave together: half of a part, where its rows of shared memory are multiples of 32 bytes."""
     return part // 2 if part % 32 == 0 else part
 
 
@@ -123,14 +124,11 @@ class _Place(NamedTuple):
 
     @staticmethod
     def of(blocks: GateBlocks, num_parts: int) -> "_Place":
-        tiles, _, _, pairs = blocks
-        program = lax.axis_index("program")
-        apart = lax.axis_size("program")
-        if tiles.num_tiles == 1 and pairs:
-            count = (num_parts // 2 - program + apart - 1) // apart
-            return _Place(0, 2 * program + lax.axis_index(PAIR), 2 * apart, count)
-        tile: Any = 0 if tiles.num_tiles == 1 else lax.axis_index(PAIR)
-        return _Place(tile, program, apart, (num_parts - program + apart - 1) // apart)
+        program, apart, at_once = lax.axis_index("program"), lax.axis_size("program"), blocks.parts_at_once
+        tile: Any = 0 if blocks.tiles.num_tiles == 1 else lax.axis_index(PAIR)
+        within: Any = 0 if at_once == 1 else lax.axis_index(PAIR)
+        count = (num_parts // at_once - program + apart - 1) // apart
+        return _Place(tile, at_once * program + within, at_once * apart, count)
 
     def part(self, index: Any) -> Any:
         return self.first + index * self.apart
