@@ -8,18 +8,16 @@ A prompt ends with the beginning of the first message, `<|start|>assistant`.
 
 import re
 from enum import Enum, auto
+from typing import NamedTuple
 
 from quire.text.pieces import CallArguments, CallBegins, Piece, Reasoning
 from quire.text.thinking import mark_begun_at_end
 
-_MESSAGE, _START, _CHANNEL = "<|message|>", "<|start|>", "<|channel|>"
+_MESSAGE, _START, _CHANNEL, _CONSTRAIN = "<|message|>", "<|start|>", "<|channel|>", "<|constrain|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", _START)
 _FIND_END = re.compile("|".join(map(re.escape, _ENDS)))
-_HEADER = re.compile(
-    r"\s*(?:<\|start\|>)?\s*(?:assistant)?\s*(?:to=(?P<first>[^\s<]+))?\s*"
-    r"<\|channel\|>\s*(?P<channel>\w+)\s*(?:to=(?P<second>[^\s<]+))?\s*(?:<\|constrain\|>)?\s*\w*\s*"
-)
-_HEADER_BEGINS = (*_ENDS, "assistant", "to=", _CHANNEL)
+_TO = "to="
+_HEADER_BEGINS = (*_ENDS, "assistant", _TO, _CHANNEL)
 _LONGEST_HEADER = 512  # characters, with the mark after it; more is text
 
 
@@ -27,6 +25,34 @@ class MessageKind(Enum):
     THINKING = auto()
     TEXT = auto()
     CALL = auto()
+
+
+class _Header(NamedTuple):
+    channel: str
+    recipient: str  # may be empty
+
+    @classmethod
+    def of(cls, text: str) -> "_Header | None":
+        """The header that `text`, without the mark after it, is; None if it is none."""
+        role, found, rest = text.partition(_CHANNEL)
+        rest, _, kind = rest.partition(_CONSTRAIN)
+        first = role.strip().removeprefix(_START).lstrip().removeprefix("assistant").lstrip()
+        channel, *words = rest.split() or [""]
+        second = words.pop(0) if words and words[0].startswith(_TO) else ""
+        kinds = [*words, *kind.split()]
+        if not (found and len(kinds) <= 1 and all(map(_is_word, (channel, *kinds)))):
+            return None
+        if not all(_is_recipient(one) for one in (first, second) if one):
+            return None
+        return cls(channel, (second or first).removeprefix(_TO))
+
+
+def _is_word(text: str) -> bool:
+    return text.replace("_", "a").isalnum()
+
+
+def _is_recipient(text: str) -> bool:
+    return text.startswith(_TO) and text != _TO and "<" not in text and len(text.split()) == 1
 
 
 class HarmonyParser:
@@ -53,62 +79,66 @@ class HarmonyParser:
         """The pieces that `text` completes."""
         pieces: list[Piece] = []
         self._held, text = "", self._held + text
-        while text:
-            text = self._read_header(text, pieces) if self._kind is None else self._read_message(text, pieces)
+        at = 0
+        while at < len(text):
+            at = self._read_header(text, at, pieces) if self._kind is None else self._read_message(text, at, pieces)
         return pieces
 
     def flush(self) -> list[Piece]:
         """The text that was held back and cannot become a mark. A header that is not complete is left out."""
         pieces: list[Piece] = []
         text, self._held = self._held, ""
+        if self._kind is None and not text.strip():  # between messages, or after the last
+            return pieces
         if self._kind is None and not (_START in text or _CHANNEL in text):
             self._kind, self._is_empty = MessageKind.TEXT, True
-        self._write(text if text.strip() or self._kind is not None else "", pieces)
+        self._write(text, pieces)
         self._end(pieces)
         return pieces
 
-    def _read_header(self, text: str, pieces: list[Piece]) -> str:
-        """Returns what follows a header, or all of the text where it is none."""
-        inner = text.lstrip()
+    def _read_header(self, text: str, at: int, pieces: list[Piece]) -> int:
+        """The position after the header at `at`; `at` itself where there is none and a message begins."""
+        seen = text[at : at + _LONGEST_HEADER]
+        inner = seen.lstrip()
+        inner_at = at + len(seen) - len(inner)
         if (end := _FIND_END.match(inner)) is not None and end[0] != _START:
-            return inner[end.end() :]
-        header, found, rest = text[:_LONGEST_HEADER].partition(_MESSAGE)
-        if found and (parts := _HEADER.fullmatch(header)) is not None:
-            self._begin(parts, pieces)
-            return rest + text[_LONGEST_HEADER:]
+            return inner_at + end.end()
+        before, found, _ = seen.partition(_MESSAGE)
+        if found and (header := _Header.of(before)) is not None:
+            self._begin(header, pieces)
+            return at + len(before) + len(_MESSAGE)
         may_begin = any(inner.startswith(begin) or begin.startswith(inner) for begin in _HEADER_BEGINS)
-        if not found and may_begin and len(text) < _LONGEST_HEADER:
-            self._held = text
-            return ""
+        if not found and may_begin and len(seen) < _LONGEST_HEADER:
+            self._held = seen
+            return len(text)
         self._kind, self._is_empty = MessageKind.TEXT, True
         if inner.startswith(_START):  # which would end it at once
             self._write(_START, pieces)
-            return inner.removeprefix(_START)
-        return text
+            return inner_at + len(_START)
+        return at
 
-    def _begin(self, header: re.Match[str], pieces: list[Piece]) -> None:
-        recipient = header["second"] or header["first"] or ""
-        name = recipient.removeprefix("functions.")
+    def _begin(self, header: _Header, pieces: list[Piece]) -> None:
+        name = header.recipient.removeprefix("functions.")
         self._is_empty = True
-        if self._finds_calls and name and name != recipient:
+        if self._finds_calls and name and name != header.recipient:
             self._kind = MessageKind.CALL
             pieces.append(CallBegins(self.num_calls, name))
             self.num_calls += 1
         else:
-            self._kind = MessageKind.THINKING if header["channel"] == "analysis" else MessageKind.TEXT
+            self._kind = MessageKind.THINKING if header.channel == "analysis" else MessageKind.TEXT
 
-    def _read_message(self, text: str, pieces: list[Piece]) -> str:
-        """Returns what follows the message."""
-        found = _FIND_END.search(text)
+    def _read_message(self, text: str, at: int, pieces: list[Piece]) -> int:
+        """The position after the message, or what there is of it."""
+        found = _FIND_END.search(text, at)
         if found is None:
-            kept = max(mark_begun_at_end(text, mark) for mark in _ENDS)
+            kept = max(mark_begun_at_end(text, mark, at) for mark in _ENDS)
             self._held = text[len(text) - kept :]
-            self._write(text[: len(text) - kept], pieces)
-            return ""
-        self._write(text[: found.start()], pieces)
+            self._write(text[at : len(text) - kept], pieces)
+            return len(text)
+        self._write(text[at : found.start()], pieces)
         self._end(pieces)
         self._kind = None
-        return text[found.start() if found[0] == _START else found.end() :]
+        return found.start() if found[0] == _START else found.end()
 
     def _write(self, text: str, pieces: list[Piece]) -> None:
         if not text or self._kind is None:

@@ -174,8 +174,9 @@ class ThinkingParser:
         return before[: len(before) - kept]
 
 
-def mark_begun_at_end(text: str, mark: str) -> int:
-    """The number of characters at the end of `text` that `mark` begins with, if not all of it."""
-    if mark[0] not in text[1 - len(mark) :]:
+def mark_begun_at_end(text: str, mark: str, at: int = 0) -> int:
+    """The number of characters at the end of `text`, from `at` on, that `mark` begins with, if not all of it."""
+    end = text[max(at, len(text) - len(mark) + 1) :]
+    if mark[0] not in end:
         return 0
-    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)
+    return next((size for size in range(len(end), 0, -1) if mark.startswith(end[-size:])), 0)

@@ -54,6 +54,20 @@ ANSWERS: dict[str, tuple[str, list[Piece]]] = {
     "no channels": ("assistants are <|odd|>, to=you", ["assistants are <|odd|>, to=you"]),
     "cut header": (f"{THOUGHT}{NEXT}<|channel|>fin", [Reasoning("It rains.")]),
     "cut mark": ("<|channel|>final<|message|>Hi.<|retur", ["Hi.<|retur"]),
+    "space after text": ("<|channel|>final<|message|>Hi.<|end|>\n", ["Hi."]),
+    "space after thinking": (f"{THOUGHT}\n", [Reasoning("It rains.")]),
+    "space after a call": (f"{CALL} ", [CallBegins(0, "weather"), CallArguments(0, '{"city": "<b>Rome"}')]),
+    "no space in the header": (
+        "assistantto=functions.now<|channel|>commentary<|constrain|>json<|message|>{}",
+        [CallBegins(0, "now"), CallArguments(0, "{}")],
+    ),
+    "two recipients": (
+        "to=a<|channel|>commentary to=functions.now json<|message|>{}<|call|>",
+        [CallBegins(0, "now"), CallArguments(0, "{}")],
+    ),
+    "two words after the channel": ("<|channel|>final a b<|message|>Hi.", ["<|channel|>final a b<|message|>Hi."]),
+    "recipient of two words": ("to=a b<|channel|>final<|message|>Hi.", ["to=a b<|channel|>final<|message|>Hi."]),
+    "no channel": ("to=functions.now<|message|>Hi.", ["to=functions.now<|message|>Hi."]),
     "long header": (f"to={'x' * 600}<|channel|>final<|message|>Hi.", [f"to={'x' * 600}<|channel|>final<|message|>Hi."]),
 }
 
@@ -98,6 +112,13 @@ def test_parts_do_not_depend_on_the_cuts(data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=8)))
     texts = [answer[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(answer)])]
     assert parse(texts) == parse([answer])
+
+
+@pytest.mark.parametrize("header", [f"{' ' * 480}!", f"<|channel|>final{' ' * 480}!"])
+def test_a_run_of_spaces_is_read_once(header: str) -> None:
+    """Divided in all ways between the parts of a header, it would take half a minute."""
+    answer = f"{header}<|message|>Hi."
+    assert parse([answer]) == [answer]
 
 
 def test_text_that_is_on_no_channel_is_not_lost() -> None:
