@@ -77,6 +77,11 @@ class RateLimits:
         """Charge a prompt to a key, or refuse it."""
         self._admit(self._tokens.get(name), name, num_tokens)
 
+    def refund_prompt(self, name: str, num_tokens: int) -> None:
+        """Give a key back what a prompt was charged."""
+        if name in self.metered:
+            self.charge_tokens(name, -num_tokens)
+
     def charge_tokens(self, name: str, count: int) -> None:
         """Charge tokens that were generated."""
         bucket = self._tokens[name]

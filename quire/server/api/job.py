@@ -13,7 +13,7 @@ from quire.errors import QuireError
 from quire.server.api.dialect import Dialect
 from quire.server.http.body import Body
 from quire.server.http.sse import EVENT_HEADERS, EventEncoder, EventStream, first_deltas
-from quire.server.service.answers import Answer, collect
+from quire.server.service.answers import Answer, ClientGone, collect
 from quire.server.service.arrival import Arrival
 from quire.server.service.generation_spec import GenerationSpec
 from quire.server.service.service import Service
@@ -62,18 +62,27 @@ async def answer(
         arrival.wants_timings |= job.wants_timings
         await service.grammar_check.check(job.specs, arrival.times)
         stream = service.open(job.specs, arrival, user=job.user, field=job.sequences_field)
-        headers = ignored_header(job.unknown)
-        if streams:
-            assert job.events is not None, f"{name} has whole answers only"
-            events = job.events(stream)
-            return EventStream(stream, events, await first_deltas(stream, request.receive), headers, job.keep)
-        return await _whole(job, stream, request, headers)
+        try:
+            return await _response(job, stream, request, streams=streams)
+        except (QuireError, ClientGone):
+            raise
+        except Exception as defect:
+            raise stream.broken_off(defect) from None
     except QuireError as error:
         if not (streams and dialect.streams_refusals):
             raise
         if service.metrics.note_error(error):
             service.refusals.note(request.scope["route"].title, 200, error)
         return Response(dialect.error_events(error), 200, EVENT_HEADERS, "text/event-stream")
+
+
+async def _response(job: Job, stream: Stream, request: Request, *, streams: bool) -> Response:
+    headers = ignored_header(job.unknown)
+    if not streams:
+        return await _whole(job, stream, request, headers)
+    assert job.events is not None, "this route has whole answers only"
+    events = job.events(stream)
+    return EventStream(stream, events, await first_deltas(stream, request.receive), headers, job.keep)
 
 
 async def _whole(job: Job, stream: Stream, request: Request, headers: dict[str, str]) -> Response:

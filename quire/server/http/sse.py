@@ -91,6 +91,8 @@ class EventStream(Response):
                 last = self._encoder.finish()
             except QuireError as error:
                 last = self._encoder.fail(error)
+            except Exception as defect:  # of an encoder, or of what keeps the answer
+                last = self._encoder.fail(stream.broken_off(defect))
             await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _encode(self, deltas: list[TokenDelta]) -> bytes:

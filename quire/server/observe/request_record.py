@@ -32,6 +32,11 @@ class RequestRecord:
             return self.error.kind
         return "answered" if self.is_complete else "dropped"
 
+    @property
+    def is_defect(self) -> bool:
+        """It failed by a defect of ours."""
+        return self.error is not None and self.error.kind == QuireError.kind
+
     def log(self) -> None:
         """Write a line to the log."""
         if not log.isEnabledFor(logging.INFO):

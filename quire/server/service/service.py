@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from quire.errors import EngineFailed, Overloaded, error_of, invalid
 from quire.ipc.messages import (
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from quire.server.observe.tracing import StepSpans, Tracing  # needs packages that most installations do not have
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 RESTART_S = 5.0  # a usual restart of the engine
 
@@ -192,8 +194,7 @@ class Service:
             self.metrics.detokenizing.observe(time.monotonic() - now)
         self._wake(woken, now)
         for step in steps:
-            assert self.tracing is not None
-            self.tracing.end_step(step)
+            self._traced(lambda tracing, step=step: tracing.end_step(step))  # type: ignore[misc]
 
     def _wake(self, woken: set[Stream], now: float) -> None:
         """Note the new tokens of streams, and let them be read."""
@@ -219,7 +220,19 @@ class Service:
         found = (self.engines.prompts.get(request_id) for request_id in step.request_ids)
         streams = dict.fromkeys(stream for _, stream in filter(None, found))
         traces = [stream.trace for stream in streams if stream.trace is not None]
-        return [self.tracing.begin_step(step, traces)] if self.tracing is not None and traces else []
+        begun = self._traced(lambda tracing: tracing.begin_step(step, traces)) if traces else None
+        return [] if begun is None else [begun]
+
+    def _traced(self, work: "Callable[[Tracing], T]") -> T | None:
+        """`work` with the tracing, if there is any. Spans that cannot be written end the tracing, and no request."""
+        if self.tracing is None:
+            return None
+        try:
+            return work(self.tracing)
+        except Exception:
+            log.exception("spans cannot be written; there will be no more of them")
+            self.tracing = None
+            return None
 
     # Requests
 
@@ -243,31 +256,37 @@ class Service:
             raise EngineFailed(self.why_not_ready or "the engine is gone", RESTART_S)
         owner = tenant.get()
         num_sequences = self._refuse_if_full(specs, owner, field)
+        num_prompt_tokens = sum(len(one.request.prompt) for one in specs)
         if is_counted:
-            self.limits.admit_prompt(key_name.get(), sum(len(one.request.prompt) for one in specs))
+            self.limits.admit_prompt(key_name.get(), num_prompt_tokens)
         arrival = arrival or Arrival({})
         stream = Stream(self, arrival, self.settings.max_buffered_tokens, is_counted)
         stream.user = user
-        if self.tracing is not None and is_counted:
-            stream.trace = self.tracing.open(arrival.route, arrival.headers, arrival.times.opened_s)
+        if is_counted:
+            stream.trace = self._traced(
+                lambda tracing: tracing.open(arrival.route, arrival.headers, arrival.times.opened_s)
+            )
         is_traced = stream.trace is not None and stream.trace.is_wanted
-        stream.num_sequences = num_sequences
+        stream.num_sequences, stream.num_charged = num_sequences, num_prompt_tokens
         self._num_sequences += num_sequences
         self._streams.add(stream)
         self._quiet.clear()
         stream.times.submitted_s = time.monotonic()  # before the engine can count its queue
-        for one in specs:
-            self._count += 1
-            request = replace(
-                one.request,
-                request_id=next_id(self._count),
-                salt=f"{owner}/{one.request.salt}" if owner else one.request.salt,
-                timeout_s=self.settings.request_timeout_s,
-                queue_timeout_s=self.settings.queue_timeout_s,
-                timings=arrival.wants_timings or is_traced,
-                traced=is_traced,
-            )
-            self.engines.submit(stream.add(one, request), stream)
+        try:
+            for one in specs:
+                self._count += 1
+                request = replace(
+                    one.request,
+                    request_id=next_id(self._count),
+                    salt=f"{owner}/{one.request.salt}" if owner else one.request.salt,
+                    timeout_s=self.settings.request_timeout_s,
+                    queue_timeout_s=self.settings.queue_timeout_s,
+                    timings=arrival.wants_timings or is_traced,
+                    traced=is_traced,
+                )
+                self.engines.submit(stream.add(one, request), stream)
+        except Exception as defect:
+            raise stream.broken_off(defect) from None
         return stream
 
     def _refuse_if_full(self, specs: Sequence[GenerationSpec], owner: str | None, field: str) -> int:
@@ -307,14 +326,17 @@ class Service:
             self.engines.abort(prompt.request.request_id)
         self._streams.discard(stream)
         self._num_sequences -= stream.num_sequences
+        if not self._streams:
+            self._quiet.set()
         if stream.is_counted:
             record = stream.record
             self.metrics.note_request(record)
             record.log()
-            if self.tracing is not None and stream.trace is not None:
-                self.tracing.note_request(stream.trace, record, ledger(stream))
-        if not self._streams:
-            self._quiet.set()
+            if record.is_defect and not record.num_generated_tokens:  # its client got nothing for them
+                self.limits.refund_prompt(record.key_name, stream.num_charged)
+            trace = stream.trace
+            if trace is not None:
+                self._traced(lambda tracing: tracing.note_request(trace, record, ledger(stream)))
 
     @property
     def num_streams(self) -> int:

@@ -53,6 +53,7 @@ class Stream:
         self.is_counted = is_counted
         self.user: str | None = None
         self.num_sequences = 0  # counted against the worker's limit of open sequences
+        self.num_charged = 0  # tokens of its prompts, to the limit of its key
         self.trace: RequestTrace | None = None
         self.pending: list[TokenDelta] = []
         self.prompts: list[OpenPrompt] = []
@@ -132,20 +133,35 @@ class Stream:
         try:
             if not sink(self.pending):
                 return False
-        except Exception:  # a defect of ours must not reach the other streams of this step
-            log.exception("a stream cannot be written")
+        except Exception as defect:
             self.pending = []
-            self.fail(QuireError("internal error; see the server log"))
+            self.break_off(defect)
             return False
         self.pending = []
         return True
 
     def apply(self, prompt: OpenPrompt, update: Update) -> None:
         """Add a step's tokens of a prompt that the engine works on."""
-        prompt.apply(update, self.pending)
+        try:
+            prompt.apply(update, self.pending)
+        except Exception as defect:
+            self.break_off(defect)
+            return
         if not prompt.num_left:
             self._num_live -= 1
             self.service.ended(prompt)
+
+    def break_off(self, defect: Exception) -> QuireError:
+        """End this stream, and no other, after a defect of ours. Returns the error for its client, which `read` raises
+        as well: what is wrong is in the log."""
+        log.error("a request failed", exc_info=defect, extra={"request_id": self.arrival.request_id})
+        error = QuireError("internal error; see the server log")
+        self.fail(error)
+        return error
+
+    def broken_off(self, defect: Exception) -> QuireError:
+        """Like `break_off`, for a caller that raises the error itself: the stream keeps no reference to it."""
+        return self._handed_over(self.break_off(defect))
 
     def fail(self, error: QuireError) -> None:
         """A prompt failed, so the whole request fails."""
