@@ -17,7 +17,11 @@ class SamplingOptions:
     top_p: float | None = setting(None, GROUP, "Sample from the most likely tokens that make up this probability.")
     min_p: float | None = setting(None, GROUP, "Drop tokens with less than this share of the highest probability.")
     repetition_penalty: float | None = setting(None, GROUP, "Above 1: tokens that occurred become less likely.")
-    seed: int | None = setting(None, GROUP, "The same seed gives the same answer; on a GPU only at the same load.")
+    seed: int | None = setting(
+        None,
+        GROUP,
+        "The same seed gives the same answer; on a GPU, or a CPU without the native library, only at the same load.",
+    )
 
     def over(self, defaults: SamplingParams) -> SamplingParams:
         """`defaults` with these options. A filter implies sampling, even where the default is greedy."""
