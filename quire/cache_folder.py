@@ -10,14 +10,21 @@ from quire.errors import InvalidSetting
 HOME_CACHE = Path("~/.cache/quire")
 
 
-def cache_folder(chosen: Path | str | None = None) -> Path:
-    """`chosen`, or ~/.cache/quire, or a folder among the temporary ones for a user without a home."""
+def cache_folder(chosen: Path | str | None = None, name: str = "cache_dir") -> Path:
+    """`chosen`, the setting `name`, or ~/.cache/quire, or a folder among the temporary ones for a user without a home."""
     try:
         return Path(chosen or HOME_CACHE).expanduser()
     except RuntimeError as error:  # HOME is not set, and no user has this number
         if chosen is not None:
-            raise InvalidSetting(f"cache_dir = {str(chosen)!r}: {error}") from error
+            raise InvalidSetting(f"{name} = {str(chosen)!r}: {error}") from error
     return _temporary_cache()
+
+
+def hub_folder(cache_dir: Path | str | None, hub_cache: Path | str | None) -> Path | None:
+    """The cache of the hub's client: `hub_cache` itself, or a folder in `cache_dir`. None: the client's own."""
+    if hub_cache is not None:
+        return cache_folder(hub_cache, "hub_cache")
+    return None if cache_dir is None else cache_folder(cache_dir) / "hub"
 
 
 def _temporary_cache() -> Path:

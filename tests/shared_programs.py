@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.compiling import flags
 
-FOLDER = "QUIRE_TESTS_PROGRAMS"  # a variable that names the folder, set by conftest.py
+FOLDER = "TESTS_OF_QUIRE_PROGRAMS"  # a variable that names the folder, set by conftest.py
 
 
 def environment(num_devices: int) -> dict[str, str]:

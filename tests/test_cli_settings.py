@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from quire.cli import make_app
 from quire.cli.sampling import SamplingOptions
-from quire.cli.settings import read_settings, refuse_misspelt, variables_of, with_settings
+from quire.cli.settings import forget_service_links, read_settings, refuse_misspelt, variables_of, with_settings
 from quire.config import Config, setting
 from quire.errors import InvalidSetting
 from quire.group.settings import GroupSettings
@@ -160,10 +160,37 @@ def test_a_misspelt_variable_is_refused_with_the_one_that_is_meant(given: str, m
     assert (ended.returncode, ended.stderr) == (2, f"quire: there is no variable {given}; did you mean {meant}?\n")
 
 
-def test_variables_of_kubernetes_and_secrets_are_no_misspelt_settings() -> None:
-    others = ["SERVICE_HOST", "SERVICE_PORT", "PORT_8000_TCP", "PORT_8000_TCP_ADDR", "GROUP_SECRET", "PEER_SECRET"]
-    environment = {f"QUIRE_{name}": "x" for name in (*others, "PORT")}
-    refuse_misspelt((Config, ServerSettings, GroupSettings, PeerSettings), environment)
+SERVICE_LINKS = {
+    "QUIRE_SERVICE_HOST": "10.0.0.1",
+    "QUIRE_SERVICE_PORT": "8000",
+    "QUIRE_SERVICE_PORT_HTTP": "8000",
+    "QUIRE_PORT": "tcp://10.0.0.1:8000",
+    "QUIRE_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+    "QUIRE_PORT_8000_TCP_PROTO": "tcp",
+    "QUIRE_PORT_8000_TCP_PORT": "8000",
+    "QUIRE_PORT_8000_TCP_ADDR": "10.0.0.1",
+    "QUIRE_PROMETHEUS_SERVICE_PORT": "9000",  # close to QUIRE_PROMETHEUS_PORT
+    "QUIRE_PROMETHEUS_PORT": "tcp://10.0.0.2:9000",
+    "PROMETHEUS_PORT": "tcp://10.0.0.3:9090",
+    "MASTER_PORT": "udp://10.0.0.4:53",
+}
+
+
+def test_variables_that_kubernetes_sets_for_services_are_no_settings() -> None:
+    environment = {**SERVICE_LINKS, "QUIRE_GROUP_SECRET": "x", "QUIRE_PEER_SECRET": "x", "QUIRE_HTTP_WORKERS": "2"}
+    forget_service_links(environment)
+    read = {name for field in dataclasses.fields(ServerSettings) for name in variables_of(field)} & environment.keys()
+    assert read == {"QUIRE_HTTP_WORKERS"}
+    assert refuse_misspelt((Config, ServerSettings, GroupSettings, PeerSettings), environment) == []
+
+
+def test_a_server_starts_beside_services_of_its_name() -> None:
+    command = [sys.executable, "-m", "quire", "serve", "no/such/model/here"]
+    environment = os.environ | SERVICE_LINKS | {"QUIRE_COLOUR_OF_TEAM": "red"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1  # the model is looked for, so all settings were read
+    assert ended.stderr.count("does nothing: no setting is read from it") == 1
+    assert "QUIRE_COLOUR_OF_TEAM does nothing" in ended.stderr
 
 
 @pytest.mark.parametrize("command", [["doctor"], ["bench", "serving"], ["tokenizer", "export"]], ids=" ".join)

@@ -62,8 +62,8 @@ def asked(*arguments: str, env: dict[str, str] | None = None) -> tuple[Config, S
 
 
 def example(field: Field[Any]) -> str:
-    hint = str(field.type)
-    return "2" if "int" in hint else "0.5" if "float" in hint else "text"
+    hint, values = str(field.type), field.metadata.get("values")
+    return values[-1] if values else "2" if "int" in hint else "0.5" if "float" in hint else "text"
 
 
 def test_every_flag_and_variable_of_the_launcher_is_accounted_for():
@@ -113,6 +113,15 @@ def test_a_flag_that_would_change_results_is_refused_with_the_reason(name):
             asked(env={name.upper(): "true" if field.default is False else example(field)})
 
 
+@pytest.mark.parametrize("name", [name for name in OWN if OWN[name].metadata.get("values")])
+def test_a_value_that_a_flag_cannot_have_is_refused_although_the_flag_does_nothing(name):
+    values = OWN[name].metadata["values"]
+    for value in values:
+        assert len(asked(env={name.upper(): value})[2]) == 1
+    with pytest.raises(InvalidSetting, match=f"{name} is 'flash'; it can be {', '.join(values)}"):
+        asked(env={name.upper(): "flash"})
+
+
 def test_hostname_is_an_address_or_the_name_of_the_machine():
     assert asked(env={"HOSTNAME": "3f9c2a7e1b"})[1].host == "127.0.0.1"
     assert asked(env={"HOSTNAME": "0.0.0.0"})[1].host == "0.0.0.0"
@@ -136,7 +145,7 @@ def test_two_names_of_one_setting_must_agree():
 def test_options_override_variables_under_either_name():
     assert asked("--model-id", "a", env={"MODEL_ID": "b"})[0].model == "a"
     assert asked("--model-id", "a", env={"QUIRE_MODEL": "b"})[0].model == "a"
-    assert asked("--cache-dir", "/own", env={"HUGGINGFACE_HUB_CACHE": "/theirs"})[0].cache_dir == Path("/own")
+    assert asked("--hub-cache", "/own", env={"HUGGINGFACE_HUB_CACHE": "/theirs"})[0].hub_cache == Path("/own")
     assert asked("--port", "8000", env={"AIP_HTTP_PORT": "8080"})[1].port == 8000  # also where it is the default
     assert asked("--host", "127.0.0.1", env={"HOSTNAME": "0.0.0.0"})[1].host == "127.0.0.1"
     assert asked("--json-output", env={"QUIRE_LOG_FORMAT": "text"})[1].log_format == "json"
@@ -205,7 +214,7 @@ def row(name: str) -> str:
     flag = f"`--{name.replace('_', '-')}`" if name.upper() not in VARIABLES or name in SETTINGS else ""
     if name in SAME:
         if name in VALUES:
-            return f"| {flag} | `{name.upper()}` | takes {VALUES[name]} |"
+            return f"| {flag} | `{name.upper()}` | {VALUES[name]} |"
         own = SETTINGS[name].default
         default = f"; default {SAME[name]} there, {own} here" if SAME[name] and str(own) != SAME[name] else ""
         return f"| {flag} | `{name.upper()}` | the same{default} |"
@@ -216,7 +225,8 @@ def row(name: str) -> str:
         return f"| {flag} | {variable} | `--{data['means'].replace('_', '-')}` |"
     for kind, says in (("inert", "nothing, with a warning"), ("refused", "refused")):
         if kind in data:
-            return f"| {flag} | {variable} | {says}: {data[kind]} |"
+            values = f"; it can be {', '.join(data['values'])}" if data.get("values") else ""
+            return f"| {flag} | {variable} | {says}: {data[kind]}{values} |"
     return f"| {flag} | {variable} | {data['help'].rstrip('.')} |"
 
 

@@ -8,7 +8,7 @@ import pytest
 from typer.main import get_command
 
 from quire.cli import main, make_app
-from quire.cli.vllm_flags import INSTEAD
+from quire.cli.vllm_flags import INSTEAD, OTHERS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "start" / "from-vllm.md").read_text(encoding="utf-8")
 TABLE = PAGE[PAGE.index("## Flags") : PAGE.index("## Requests")]
@@ -29,6 +29,7 @@ def own_options() -> set[str]:
         (["-tp", "2"], "-tp is vLLM's; here it is --tensor-parallel"),
         (["-O3"], "-O3 is not there: steps are always compiled"),
         (["--port", "80", "--enforce-eager"], "--enforce-eager is not there: steps are always compiled"),
+        (["--prefill-lengths", "512,1024"], "--prefill-lengths is not there: a step holds parts of several prompts"),
         (["--reasoning-parser", "qwen3"], "--reasoning-parser is not needed: the format follows"),
     ],
 )
@@ -50,10 +51,10 @@ def test_other_unknown_options_and_wrong_values_are_told_as_ever(capsys):
 
 
 def test_the_options_that_are_named_are_there_and_the_others_are_not(own_options):
-    named = {option for text in INSTEAD.values() for option in re.findall(r"--[a-z-]+", text)}
+    named = {option for text in (*INSTEAD.values(), *OTHERS.values()) for option in re.findall(r"--[a-z-]+", text)}
     assert named
     assert named <= own_options
-    assert not INSTEAD.keys() & own_options
+    assert not (INSTEAD | OTHERS).keys() & own_options
 
 
 def test_the_page_has_the_same_flags(own_options):

@@ -12,6 +12,7 @@ import typer
 
 from quire import __version__
 from quire.cli.command import Command, ServeCommand
+from quire.cli.settings import forget_service_links
 from quire.cli.standard_output import end_output, open_output
 from quire.errors import InvalidRequest, InvalidSetting, QuireError
 from quire.files.standard_error import show
@@ -83,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = [name for name in given[:1] if name in COMMANDS]  # the other subcommands are not imported
     _open_closed_streams()
     open_output()
+    forget_service_links(os.environ)
     if isinstance(sys.stderr, io.TextIOWrapper):  # a message may have characters that a terminal has not
         sys.stderr.reconfigure(errors="replace")
     try:

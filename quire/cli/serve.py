@@ -36,7 +36,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model over HTTP: the OpenAI API and that of text-generation-inference."""
-    refuse_misspelt((Config, FolderSettings, ServerSettings, GroupSettings, PeerSettings), os.environ)
+    unknown = refuse_misspelt((Config, FolderSettings, ServerSettings, GroupSettings, PeerSettings), os.environ)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the supervisor handles it; nothing has begun that must end
     if served is not None:
         for other, name in ((config.model, "model"), (flags.model_id, "model_id")):
@@ -51,6 +51,8 @@ def serve(
     configure_logs(settings.log_format, settings.logging_level)
     for warning in flags.warnings():
         log.warning("%s", warning)
+    for name in unknown:
+        log.warning("%s does nothing: no setting is read from it", name)
     try:
         run(config, settings, group, peers, folder)
     except QuireError as error:

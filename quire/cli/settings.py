@@ -4,8 +4,9 @@ import dataclasses
 import difflib
 import inspect
 import os
+import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -21,6 +22,9 @@ WITHOUT_VARIABLE = {"Sampling"}
 # Variables of other programs that mean the same as a setting; tgi_flags has those with the setting's own name.
 ALIASES = {"model": "MODEL_ID", "token": "HF_TOKEN", "offline": "HF_HUB_OFFLINE"}
 OTHER_VARIABLES = ("QUIRE_GROUP_SECRET", "QUIRE_PEER_SECRET")  # read beside the settings
+# Of Kubernetes, for each service of a pod's namespace.
+_OF_SERVICE = re.compile(r"\w+_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+_ADDRESS = re.compile("(tcp|udp|sctp)://")
 SHORT = {"port": ("--port", "-p")}
 SOURCES = (
     "Settings can also be environment variables (QUIRE_MAX_BATCH_SIZE=8) or in a file. Options override variables, and "
@@ -101,19 +105,28 @@ def _precedence(context: typer.Context, fields: "list[dataclasses.Field[Any]]") 
     return Precedence(sources)
 
 
-def refuse_misspelt(kinds: Iterable[type], environment: Mapping[str, str]) -> None:
-    """Raise where a variable is almost that of a setting: a server must not run without the keys of QUIRE_API_KEYS.
+def forget_service_links(environment: MutableMapping[str, str]) -> None:
+    """Remove the addresses that Kubernetes puts into variables that settings have: beside a service that is called
+    quire, QUIRE_PORT is tcp://10.0.0.1:8000, and beside one that is called prometheus, so is PROMETHEUS_PORT."""
+    for name in [name for name, value in environment.items() if name.endswith("_PORT") and _ADDRESS.match(value)]:
+        del environment[name]
 
-    Others that begin with QUIRE_ may be anything. Kubernetes sets QUIRE_SERVICE_HOST for a service of this name.
+
+def refuse_misspelt(kinds: Iterable[type], environment: Mapping[str, str]) -> list[str]:
+    """Raise where a variable is almost that of a setting: a server must not run without the keys of QUIRE_API_KEYS.
+    Returns the others that begin with QUIRE_ and do nothing, without those that Kubernetes makes of a service's name.
     """
+    unknown = []
     fields = [field for kind in kinds for field in dataclasses.fields(kind)]
     known = [name for field in fields for name in variables_of(field) if name.startswith("QUIRE_")]
     for name in sorted(environment):
-        if not name.startswith("QUIRE_") or name in known or name in OTHER_VARIABLES:
+        if not name.startswith("QUIRE_") or name in known or name in OTHER_VARIABLES or _OF_SERVICE.fullmatch(name):
             continue
         close = difflib.get_close_matches(name[6:], [one[6:] for one in known], n=1, cutoff=0.8)
         if close:
             raise InvalidSetting(f"there is no variable {name}; did you mean QUIRE_{close[0]}?")
+        unknown.append(name)
+    return unknown
 
 
 def _option(field: "dataclasses.Field[Any]", hint: Any) -> inspect.Parameter:

@@ -19,6 +19,8 @@ from quire.server.settings import ServerSettings
 
 GROUP = "As text-generation-inference has it"
 
+ATTENTION = ("paged", "flashdecoding", "flashdecoding-ipex", "flashinfer")
+
 # By name: the default there, where there is one.
 SAME = {
     "revision": "", "dtype": "", "max_concurrent_requests": "128", "max_best_of": "2", "max_stop_sequences": "4",
@@ -31,12 +33,14 @@ SAME = {
     "lora_adapters": "", "kv_cache_dtype": "",
 }  # fmt: skip
 
-# By name: where the same flag takes other values.
+# By name: where the same flag takes other values, or means something else by default.
 VALUES = {
-    "quantize": "`none`, `fp8`, `int8` and `auto`, the default (int8 on a CPU, and none for a quantised checkpoint); "
+    "enable_prefill_logprobs": "counts with `--tgi-strict` only; without that, `decoder_input_details` always has the "
+    "log-probabilities of the prompt",
+    "quantize": "takes `none`, `fp8`, `int8` and `auto`, the default (int8 on a CPU, and none for a quantised checkpoint); "
     "`gptq`, `awq`, `fp8`, `mxfp4`, `compressed-tensors`, `modelopt`, `fbgemm_fp8` and `auto-round` for a checkpoint "
     "that is so; the other methods there are refused",
-    "kv_cache_dtype": "`fp8_e4m3fn`, also as `fp8_e4m3` and `fp8`, `int8`, that of `--dtype` and `auto`, the default "
+    "kv_cache_dtype": "takes `fp8_e4m3fn`, also as `fp8_e4m3` and `fp8`, `int8`, that of `--dtype` and `auto`, the default "
     "(that of the checkpoint's `kv_cache_scheme`, or of `--dtype`); `fp8_e5m2` is refused",
 }
 
@@ -46,9 +50,10 @@ def _means(other: str, help: str, default: Any = None, variable: bool = True) ->
     return _flag(default, f"{help} The same as --{other.replace('_', '-')}.", variable, means=other)
 
 
-def _inert(why: str, default: Any = None) -> Any:
-    """A flag that is accepted with a warning: it changes no result."""
-    return _flag(default, why, hidden=True, inert=why)
+def _inert(why: str, default: Any = None, values: tuple[str, ...] = ()) -> Any:
+    """A flag that is accepted with a warning: it changes no result. `values`: all it may have, if only these are valid
+    there."""
+    return _flag(default, why, hidden=True, inert=why, values=values)
 
 
 def _refused(why: str, default: Any = None, variable: bool = True) -> Any:
@@ -75,7 +80,7 @@ class TgiFlags:
     sharded: str | None = _flag(None, "Needs --num-shard when true; with false --num-shard must be 1.", special=True)
     cuda_memory_fraction: float | None = _means("memory_fraction", "Share of the device's memory that may be used.")
     graceful_termination_timeout: float | None = _means("drain_s", "Seconds for open requests to finish after SIGTERM.")
-    huggingface_hub_cache: Path | None = _means("cache_dir", "Where fetched models are kept.")
+    huggingface_hub_cache: Path | None = _means("hub_cache", "Where fetched models are kept.")
     use_prefix_caching: bool | None = _flag(None, "The same as --prefix-caching.", special=True)
     json_output: bool = _flag(False, "The same as --log-format json.", special=True)
     tokenizer_config_path: Path | None = _flag(
@@ -87,15 +92,15 @@ class TgiFlags:
     shard_uds_path: str | None = _inert("one process drives all devices")
     master_addr: str | None = _inert("one process drives all devices")
     master_port: str | None = _inert("one process drives all devices")
-    weights_cache_override: str | None = _inert("fetched models are kept in --cache-dir")
+    weights_cache_override: str | None = _inert("fetched models are kept in --hub-cache")
     disable_custom_kernels: bool = _inert("the kernels give what plain ones give, and are tested for it", False)
     watermark_gamma: float | None = _inert("requests that ask for a watermark are refused")
     watermark_delta: float | None = _inert("requests that ask for a watermark are refused")
     ngrok_authtoken: str | None = _inert("there are no tunnels")
     ngrok_edge: str | None = _inert("there are no tunnels")
-    usage_stats: str | None = _inert("no usage statistics are collected")
+    usage_stats: str | None = _inert("no usage statistics are collected", values=("on", "off", "no-stack"))
     max_image_fetch_size: int | None = _inert("requests with images are refused")
-    attention: str | None = _inert("the implementation is chosen by platform")
+    attention: str | None = _inert("the implementation is chosen by platform", values=ATTENTION)
     prefill_chunking: str | None = _inert("prompts are always cut where a step is full; the tokens are the same")
     tgi_wiggle_room: float | None = _inert("memory is accounted for; see --memory-fraction")
     rope_scaling: str | None = _refused("positions are as the model's config.json has them; change rope_scaling there")
@@ -121,6 +126,7 @@ class TgiFlags:
         """The settings with these flags applied. Raises on flags that would change results."""
         for name, why in self.given("refused").items():
             raise InvalidSetting(f"{name} is {getattr(self, name)}: {why}")
+        self._check_values()
         self._check_sharded()
         wanted = {other: (name, getattr(self, name)) for name, other in self.given("means").items()}
         if self.use_prefix_caching is not None:
@@ -133,6 +139,12 @@ class TgiFlags:
         if "host" not in wanted and precedence["host"] is Source.DEFAULT and _is_address(address):
             wanted["host"] = ("HOSTNAME", address)
         return _changed(config, wanted, precedence), _changed(settings, wanted, precedence)
+
+    def _check_values(self) -> None:
+        for field in dataclasses.fields(self):
+            value, values = getattr(self, field.name), field.metadata.get("values")
+            if values and value is not None and value not in values:
+                raise InvalidSetting(f"{field.name} is {value!r}; it can be {', '.join(values)}")
 
     def _check_sharded(self) -> None:
         if self.sharded is None:

@@ -31,14 +31,7 @@ def export(
     from quire.text.tokenizer import load_tokenizer
     from quire.text.tokenizer_files import write_tokenizer
 
-    files = locate(
-        config.model,
-        revision=config.revision,
-        token=config.token,
-        offline=config.offline,
-        cache_dir=config.cache_dir,
-        progress=progress_bar,
-    )
+    files = locate(**config.place_of_model, progress=progress_bar)
     if files.tokenizer is None:
         raise InvalidSetting(f"{files.name} has no tokenizer")
     loaded = load_tokenizer(files.tokenizer)

@@ -52,12 +52,20 @@ INSTEAD = {
     "--limit-mm-per-prompt": "not there: requests with images are refused",
 }
 
+# Of engines that pad each prompt to one of these lengths.
+OTHERS = {
+    "--prefill-lengths": "not there: a step holds parts of several prompts beside decodes, and is padded to sizes that "
+    "follow from --max-batch-prefill-tokens and --max-batch-size"
+}
+
 
 def advice(arguments: Sequence[str]) -> str | None:
-    """The advice for the first of vLLM's flags; None where there is none of them."""
+    """The advice for the first flag of another server; None where there is none of them."""
     for argument in arguments:
         given = argument.partition("=")[0]
         name = given.replace("_", "-") if given.startswith("--") else "-O" if given[:2] == "-O" else given
+        if name in OTHERS:
+            return f"{given} is {OTHERS[name]}"
         if name in INSTEAD:
             found = INSTEAD[name]
             return f"{given} is vLLM's; here it is {found}" if found.startswith("-") else f"{given} is {found}"

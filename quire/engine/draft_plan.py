@@ -52,9 +52,7 @@ def find_draft(config: Config, files: ModelFiles, model: Decoder, progress: Prog
         raise InvalidSetting(
             f"draft_model runs on one device; tensor_parallel is {config.tensor_parallel}. speculate works without it"
         )
-    found = locate(
-        config.draft_model, token=config.token, offline=config.offline, cache_dir=config.cache_dir, progress=progress
-    )
+    found = locate(config.draft_model, **config.hub_access, progress=progress)
     source = open_checkpoint(found)
     found = with_stored_head(found, source)
     draft = build_model(found.config)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from quire.cache_folder import cache_folder
+from quire.cache_folder import cache_folder, hub_folder
 from quire.errors import InvalidCheckpoint, ModelUnavailable, shown
 from quire.files.generation_defaults import (
     GenerationDefaults,
@@ -57,6 +57,7 @@ def locate(
     token: str | None = None,
     offline: bool = False,
     cache_dir: Path | None = None,
+    hub_cache: Path | None = None,
     endpoint: str | None = None,
     progress: Progress = silent,
 ) -> ModelFiles:
@@ -92,7 +93,7 @@ def locate(
         revision=repository.revision or revision,
         token=token,
         offline=offline,
-        cache_dir=None if cache_dir is None else cache_folder(cache_dir) / "hub",
+        cache_dir=hub_folder(cache_dir, hub_cache),
         endpoint=endpoint,
         show_progress=progress is progress_bar,
     )

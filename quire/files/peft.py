@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from quire.adapter_settings import MAX_LORA_RANK
-from quire.cache_folder import cache_folder
+from quire.cache_folder import hub_folder
 from quire.errors import InvalidAdapter, InvalidCheckpoint, ModelUnavailable, listed, shown
 from quire.files.hub import fetch_adapter, parse_repository
 from quire.files.json_file import read_json
@@ -72,7 +72,12 @@ class PeftAdapter:
 
 
 def locate_adapter(
-    place: str, *, token: str | None = None, offline: bool = False, cache_dir: Path | None = None
+    place: str,
+    *,
+    token: str | None = None,
+    offline: bool = False,
+    cache_dir: Path | None = None,
+    hub_cache: Path | None = None,
 ) -> Path:
     """The folder of an adapter: `place` is one, or `org/name[@revision]` on the hub."""
     folder = Path(place).expanduser()
@@ -81,7 +86,7 @@ def locate_adapter(
     repository = parse_repository(place)
     if repository is None or repository.gguf is not None or "/" not in repository.id:
         raise ModelUnavailable(f"{shown(place)}: no such folder, and no repository on the hub either")
-    hub = None if cache_dir is None else cache_folder(cache_dir) / "hub"
+    hub = hub_folder(cache_dir, hub_cache)
     return fetch_adapter(repository.id, revision=repository.revision, token=token, offline=offline, cache_dir=hub)
 
 

@@ -30,8 +30,7 @@ class AdapterPlan:
 
 def plan_adapters(config: Config, model: Model, resolved: Resolved, mesh: Mesh | None) -> AdapterPlan:
     """Find the adapters of a config. Raises for one that does not fit the model."""
-    where: dict[str, Any] = {"token": config.token, "offline": config.offline, "cache_dir": config.cache_dir}
-    folders = {name: locate_adapter(place, **where) for name, place in adapter_places(config).items()}
+    folders = {name: locate_adapter(place, **config.hub_access) for name, place in adapter_places(config).items()}
     opened = [open_adapter(folder) for folder in folders.values()]
     for adapter in opened:
         check_adapter(model, adapter)

@@ -102,7 +102,10 @@ class ServerSettings:
         "Parse special tokens written out in messages, tools and documents; by default they are plain text.",
     )
     enable_prefill_logprobs: bool = setting(
-        False, API, "With --tgi-strict: fill decoder_input_details, which are empty there by default."
+        False,
+        API,
+        "With --tgi-strict: fill decoder_input_details, which are empty there by default. Without it they are always "
+        "filled.",
     )
     disable_grammar_support: bool = setting(False, API, "Refuse requests for structured output.")
     aip_predict_route: str | None = setting(None, API, "Additional path of /vertex, for Vertex AI.")

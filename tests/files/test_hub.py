@@ -79,6 +79,14 @@ def test_a_repository_is_fetched_once_and_then_found_offline(hub: FakeHub, endpo
     assert len(hub.downloads) == len(WANTED)
 
 
+def test_the_cache_of_another_program_is_read_where_it_is(hub: FakeHub, endpoint: str, tmp_path: Path) -> None:
+    locate("org/model", endpoint=endpoint, hub_cache=tmp_path, cache_dir=tmp_path / "other")
+    assert [one.name for one in tmp_path.glob("models--*")] == ["models--org--model"]  # as other clients have it
+    assert locate("org/model", offline=True, hub_cache=tmp_path).kind == "safetensors"
+    with pytest.raises(ModelUnavailable, match="not complete in the local cache"):
+        locate("org/model", offline=True, cache_dir=tmp_path)
+
+
 @pytest.mark.parametrize("how", ["at sign", "argument", "both"])
 def test_a_revision_is_fetched(endpoint: str, tmp_path: Path, how: str) -> None:
     model = "org/model" if how == "argument" else f"org/model@{COMMIT}"
