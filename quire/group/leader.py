@@ -22,6 +22,7 @@ from quire.group.messages import (
     JoinRefused,
     Made,
     MemberFailed,
+    NotNow,
     Ping,
     PlainKey,
     Pong,
@@ -57,9 +58,9 @@ class Member:
 class Leader:
     """Implements the executor's `Members`, and the engine's `Group`.
 
-    Until `begin` members may come and go. From then on the loss of any of them ends this process, through `on_lost`:
-    neither JAX nor its collectives can go on without. Messages are sent by the engine's thread and by threads that
-    compile; links have a thread each that reads.
+    Until `begin` members may come and go; one that comes later hears that the group is complete. From then on the loss
+    of any of them ends this process, through `on_lost`: neither JAX nor its collectives can go on without. Messages are
+    sent by the engine's thread and by threads that compile; links have a thread each that reads.
     """
 
     def __init__(self, settings: GroupSettings, tell: Callable[[str], None] = lambda reason: None) -> None:
@@ -69,6 +70,10 @@ class Leader:
         self._members: dict[int, Member] = {}
         self._changed = threading.Condition()
         self._has_begun = False
+        self._has_lost = False
+        self._is_closed = False
+        self._turned_away: set[str] = set()  # hosts that the log has
+        self._listener: socket.socket | None = None
         self._num_pings = 0
         self._refusal: str | None = None
         self._told = ""
@@ -85,9 +90,9 @@ class Leader:
     # Joining
 
     def gather(self, facts: Mapping[str, str]) -> None:
-        """Listen until every member has joined. Waits for any time, and says for which."""
+        """Return when every member has joined. Waits for any time, and says for which. Listens until `close`."""
         secret = self._settings.secret()
-        listener = self._listen()
+        listener = self._listener = self._listen()
         strangers = threading.Semaphore(MAX_STRANGERS)
 
         def accept() -> None:
@@ -95,7 +100,7 @@ class Leader:
                 try:
                     connection, _ = listener.accept()
                 except OSError as error:
-                    if self._has_begun or listener.fileno() < 0:  # closed, as all members are there
+                    if self._is_closed:
                         return
                     log.warning("a connection to the group's address cannot be accepted: %s", error)
                     time.sleep(LISTEN_AGAIN_S)
@@ -118,12 +123,11 @@ class Leader:
 
         threading.Thread(target=accept, name="quire-accept", daemon=True).start()
         threading.Thread(target=self._ping_all, name="quire-ping", daemon=True).start()
-        with listener, self._changed:
+        with self._changed:
             while missing := [rank for rank in range(1, self._settings.group_size) if rank not in self._members]:
                 self._say_missing(missing)
                 self._changed.wait()
             self._has_begun = True
-            listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         log.info("the group is complete: %s", ", ".join(map(str, self._in_order())))
         self._tell("the group is complete, and loads the model")
 
@@ -170,22 +174,36 @@ class Leader:
             link.close()
             return
         member = Member(join.rank, link)
+        problem = self._add(member)
+        if problem is None:
+            log.info("%s has joined the group", member)
+            return
+        with contextlib.suppress(LinkLost):
+            link.send(NotNow(problem))
+        link.close()
         with self._changed:
-            if self._has_begun:  # the group was completed meanwhile
-                link.close()
+            if member.host in self._turned_away:  # it asks again and again
                 return
+            self._turned_away.add(member.host)
+        log.warning("%s is turned away: %s", member, problem)
+
+    def _add(self, member: Member) -> str | None:
+        """The reason why it cannot join now, if it cannot."""
+        with self._changed:
+            if self._has_begun:
+                return f"the group is complete: its member {member.rank} is {self._members[member.rank].host}"
             try:
-                link.start(lambda message: self._hear(member, message), lambda reason: self._lose(member, reason))
+                member.link.start(
+                    lambda message: self._hear(member, message), lambda reason: self._lose(member, reason)
+                )
             except RuntimeError as error:  # as in `gather`
-                log.warning("%s cannot join, and connects again: %s", member, error)
-                link.close()
-                return
-            before = self._members.pop(join.rank, None)
+                return str(error)
+            before = self._members.pop(member.rank, None)
             if before is not None:  # it came again, before the end of its last connection was noticed
                 before.link.close()
-            self._members[join.rank] = member
+            self._members[member.rank] = member
             self._changed.notify_all()
-        log.info("%s has joined the group", member)
+        return None
 
     def _note_stranger(self, why: str) -> None:
         """Log rejected connections, limited in rate."""
@@ -245,6 +263,11 @@ class Leader:
             self._wait_for(lambda member: member.num_ponged >= number)
 
     def close(self) -> None:
+        self._is_closed = True
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+            self._listener.close()
         for member in self._in_order():
             member.link.close()
 
@@ -309,6 +332,9 @@ class Leader:
                 return
             if self._refusal is not None:
                 return  # it said why, and the engine is refused for that
+            if self._has_lost:
+                return  # all members are lost with the first
+            self._has_lost = True
         self.on_lost(f"the group has lost {member}: {reason}")
 
 

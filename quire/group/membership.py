@@ -10,17 +10,22 @@ from typing import Any
 
 from quire.group.handshake import DEADLINE_S, HandshakeFailed, enter
 from quire.group.link import Link, LinkLost
-from quire.group.messages import Begin, Join, JoinRefused, Ping, Pong, ToMember
+from quire.group.messages import Begin, Join, JoinRefused, NotNow, Ping, Pong, ToMember
 from quire.group.settings import GroupSettings
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
+RETRY_REFUSED_S = 2.0  # a complete group has to end first
 TELL_EVERY_S = 30.0
 
 
 class RefusedByLeader(Exception):
     """Trying again cannot help."""
+
+
+class CannotJoinNow(LinkLost):
+    """The leader has no place for this member for the time being."""
 
 
 class Membership:
@@ -62,15 +67,14 @@ def join(settings: GroupSettings, facts: Mapping[str, str], lost: Callable[[str]
         try:
             link = _connect(settings, secret)
             link.send(Join(settings.group_rank, dict(facts)))
-            log.info("joined the group at %s as member %d", settings.group_address, settings.group_rank)
-            begin = _wait_for_begin(link)
+            begin = _wait_for_begin(link, settings)
             return Membership(link, lost), begin
         except (OSError, HandshakeFailed, LinkLost) as error:
             problem = str(error)
             if problem != problem_told or time.monotonic() - told_s > TELL_EVERY_S:
                 log.info("waiting for the leader at %s: %s", settings.group_address, problem)
                 told_s, problem_told = time.monotonic(), problem
-            time.sleep(RETRY_S)
+            time.sleep(RETRY_REFUSED_S if isinstance(error, CannotJoinNow) else RETRY_S)
 
 
 def _connect(settings: GroupSettings, secret: bytes) -> "Link[ToMember]":
@@ -82,13 +86,22 @@ def _connect(settings: GroupSettings, secret: bytes) -> "Link[ToMember]":
         raise
 
 
-def _wait_for_begin(link: "Link[ToMember]") -> Begin:
+def _wait_for_begin(link: "Link[ToMember]", settings: GroupSettings) -> Begin:
+    has_joined = False
     try:
-        while not isinstance(message := link.receive(), Begin):
+        while True:
+            message = link.receive()
             if isinstance(message, JoinRefused):
                 raise RefusedByLeader(message.reason)
-            if not isinstance(message, Ping):
+            if isinstance(message, NotNow):
+                raise CannotJoinNow(message.reason)
+            if not isinstance(message, (Ping, Begin)):
                 raise LinkLost(f"the leader sent {type(message).__name__} before the group was complete")
+            if not has_joined:  # the first message that is no refusal
+                log.info("joined the group at %s as member %d", settings.group_address, settings.group_rank)
+                has_joined = True
+            if isinstance(message, Begin):
+                break
             link.send(Pong(message.number))
     except BaseException:
         link.close()

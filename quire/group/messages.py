@@ -59,6 +59,12 @@ class JoinRefused(msgspec.Struct, frozen=True, tag=True, array_like=True):
     reason: str
 
 
+class NotNow(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The member cannot join now: the group is complete, say. It may ask again."""
+
+    reason: str
+
+
 class Begin(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """All members are there. They meet as processes of JAX at the address `coordinator`."""
 
@@ -100,4 +106,4 @@ class Ping(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 ToLeader = Join | Devices | Made | MemberFailed | Pong
-ToMember = JoinRefused | Begin | Deploy | Prepare | RunProgram | Reset | Ping
+ToMember = JoinRefused | NotNow | Begin | Deploy | Prepare | RunProgram | Reset | Ping

@@ -164,6 +164,23 @@ def test_a_member_that_comes_twice_does_not_replace_the_one_that_the_group_began
     assert ends.lost.empty()
 
 
+def test_a_member_that_comes_when_the_group_is_complete_hears_so(ends, caplog):
+    caplog.set_level("INFO")
+    ends.complete()
+    late = ends.joining(1)
+    told = "the group is complete: its member 1 is 127.0.0.1"
+    wait_until(lambda: f"waiting for the leader at {ends.address}: {told}" in caplog.messages)
+    wait_until(lambda: caplog.messages.count(f"member 1 (127.0.0.1) is turned away: {told}") == 1)
+    assert late.empty(), "it asks again"
+    assert caplog.messages.count(f"joined the group at {ends.address} as member 1") == 1
+
+
+def test_a_member_with_another_version_hears_so_though_the_group_is_complete(ends):
+    ends.complete()
+    error = ends.joining(1, FACTS | {"version": "2"}).get(timeout=WAIT_S)
+    assert str(error) == "version of the member: '2'; of the leader: '1'"
+
+
 def test_members_hear_everything_in_its_order(ends):
     (member,) = ends.complete()
     ends.leader.deploy({"dtype": "float32"}, "sizes")
@@ -228,6 +245,17 @@ def test_the_end_of_a_member_is_a_loss(ends):
     (member,) = ends.complete()
     member._link._connection.shutdown(socket.SHUT_RDWR)
     assert "the group has lost member 1 (127.0.0.1)" in ends.lost.get(timeout=WAIT_S)
+
+
+def test_the_loss_of_several_members_at_once_is_told_once():
+    before = set(threading.enumerate())
+    ends = Ends(size=4)
+    for member in ends.complete():
+        member._link._connection.shutdown(socket.SHUT_RDWR)
+    ends.lost.get(timeout=WAIT_S)
+    wait_until(lambda: not any(one.name == "quire-link" for one in set(threading.enumerate()) - before))
+    assert ends.lost.empty()
+    ends.close()
 
 
 def test_a_connection_that_cannot_be_accepted_is_not_the_end_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
