@@ -7,6 +7,7 @@ QuireError
 │   ├── ModelNotFound        it names a model that is not served
 │   ├── Unauthorized         its API key is missing or wrong
 │   ├── BodyTooLarge         its body has more bytes than the limit
+│   ├── UnsupportedMediaType its body has a type or a coding that is not read
 │   ├── ResponseNotFound     it names a response, or an item, that is not kept
 │   ├── PreviousResponseNotFound  it continues one that is not kept
 │   ├── NoSuchRoute          its path is unknown
@@ -31,7 +32,8 @@ path of the field that is wrong, where one is.
 """
 
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 MOST_LISTED = 20
 
@@ -57,6 +59,7 @@ MAX_MESSAGE = 2000  # characters: messages repeat what clients sent
 class QuireError(Exception):
     kind = "internal"
     status = 500
+    headers: Mapping[str, str] = MappingProxyType({})  # of its answer, beside those of every answer
 
     def __init__(self, message: str, retry_after_s: float | None = None, *, param: str | None = None) -> None:
         if len(message) > MAX_MESSAGE:
@@ -89,11 +92,22 @@ class ModelNotFound(InvalidRequest):
 class Unauthorized(InvalidRequest):
     kind = "unauthorized"
     status = 401
+    headers = MappingProxyType({"www-authenticate": "Bearer"})
 
 
 class BodyTooLarge(InvalidRequest):
     kind = "body_too_large"
     status = 413
+
+
+class UnsupportedMediaType(InvalidRequest):
+    kind = "unsupported_media_type"
+    status = 415
+
+    def __init__(self, message: str, **supported: str) -> None:
+        """`supported`: the header that says what is read, as in `accept_encoding="identity"`."""
+        super().__init__(message)
+        self.headers = {name.replace("_", "-"): value for name, value in supported.items()}
 
 
 class ResponseNotFound(InvalidRequest):
@@ -116,8 +130,9 @@ class WrongMethod(InvalidRequest):
     status = 405
 
     def __init__(self, message: str, *, allowed: Iterable[str] = ()) -> None:
+        """`allowed`: the methods that the path takes."""
         super().__init__(message)
-        self.allowed = frozenset(allowed)  # the methods that the path takes
+        self.headers = {"allow": ", ".join(sorted(allowed))}
 
 
 class Overloaded(QuireError):

@@ -56,7 +56,7 @@ class AdapterCommands:
                 self._adapters.end_load(command.name, command.folder, command.read)
         except QuireError as error:
             log.warning("adapter %s: %s", command.name, error)
-            return AdapterDone(command.number, error.kind, error.message)
+            return AdapterDone(command.number, error.kind, self._adapters.message_for_clients(error.message))
         except Exception as error:  # while files were read
             log.exception("adapter %s cannot be loaded", command.name)
             return AdapterDone(command.number, InvalidAdapter.kind, f"{command.name}: {reason_of(error)}")

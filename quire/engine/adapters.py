@@ -111,6 +111,10 @@ class LoadedAdapters:
             raise InvalidAdapter(f"lora_path is {shown(path)}; it must be below the folder of --adapter-folder")
         return str(folder)
 
+    def message_for_clients(self, message: str) -> str:
+        """`message` with paths relative to the folder that clients know, which they name so themselves."""
+        return message if self.root is None else message.replace(f"{self.root.resolve()}/", "")
+
     def _need_read(self) -> Read:
         if self._read is None:
             raise InvalidAdapter("this engine has no room for adapters: max_loras is 0")

@@ -116,15 +116,24 @@ def test_an_unknown_name_is_refused_with_those_that_exist(client: httpx.Client) 
     assert client.get("/v1/models/c").status_code == 404
 
 
-def test_models_are_listed_with_their_parent(server: RunningServer, client: httpx.Client, root: Path) -> None:
+def test_models_are_listed_with_their_parent(server: RunningServer, client: httpx.Client) -> None:
     cards = {card["id"]: card for card in client.get("/v1/models").json()["data"]}
     assert list(cards) == [server.model.name, "a", "b"]
     assert "parent" not in cards[server.model.name]
-    assert (cards["a"]["parent"], cards["a"]["root"]) == (server.model.name, str(root / "first"))
+    assert cards["a"]["parent"] == server.model.name
     assert client.get("/v1/models/a").json() == cards["a"]
     theirs = client.get("/v1/models", headers={"anthropic-version": "2023-06-01"}).json()
     assert [card["id"] for card in theirs["data"]] == [server.model.name, "a", "b"]
     assert theirs["last_id"] == "b"
+
+
+def test_clients_see_no_path_of_the_machine(client: httpx.Client, root: Path) -> None:
+    listed = [client.get("/v1/models"), client.get("/v1/models/a"), client.get("/info"), client.get("/server_info")]
+    refused = [load(client, "c", path) for path in ("missing", str(root / "missing"), "..")]
+    assert refused[0].json()["error"]["message"].startswith("missing: there is no adapter_config.json")
+    assert "must be below the folder" in refused[2].json()["error"]["message"]
+    for answer in (*listed, refused[0], refused[1]):
+        assert str(root) not in answer.text
 
 
 def test_adapters_come_and_go_while_serving(server: RunningServer, client: httpx.Client, root: Path) -> None:

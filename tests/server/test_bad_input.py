@@ -52,6 +52,7 @@ def test_a_body_that_is_not_a_request_is_refused(http, route, body):
 def test_a_compressed_body_is_refused_by_its_header(http, route):
     body = gzip.compress(b'{"prompt": "a", "inputs": "a"}')
     response = http.post(route, content=body, headers={"Content-Encoding": "gzip"})
+    assert (response.status_code, response.headers["accept-encoding"]) == (415, "identity")
     assert 400 <= response.status_code < 500
     assert message_of(response) == "Content-Encoding is 'gzip'; only bodies that are not compressed are read"
     for named in ("", "Identity"):

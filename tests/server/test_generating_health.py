@@ -132,3 +132,61 @@ def test_an_engine_that_fails_the_request_is_not():
     response, _ = answer(send)
     assert response.status_code == 503
     assert msgspec.json.decode(response.body)["reason"] == "the steps of this request fail"
+
+
+def test_all_callers_at_once_share_one_token_and_so_do_those_soon_after():
+    async def run() -> None:
+        service, engine = Service(served_model(), ServerSettings()), Engine()
+        service.connect(engine)
+        service.on_messages([stats()])
+        asking = [asyncio.create_task(health.generates(service, None)) for _ in range(70)]
+        request_id = await engine.wait_for_request()
+        service.on_messages([stats(num_running=1, idle_s=3600.0)])  # that is the token that was asked for
+        late = asyncio.create_task(health.generates(service, None))
+        await asyncio.sleep(0)
+        assert not late.done(), "an engine that only has the question has not answered it"
+        service.on_messages([Progress([Update(request_id, 0, [1], FinishReason.LENGTH, 0, None, None)])])
+        service.on_messages([stats()])
+        async with asyncio.timeout(WAIT_S):
+            answers = await asyncio.gather(*asking, late, health.generates(service, None))
+        assert {answer.status_code for answer in answers} == {200}
+        assert [type(command) for command in engine.sent] == [Submit]
+
+    asyncio.run(run())
+
+
+def test_a_caller_that_leaves_takes_the_answer_from_no_other():
+    async def run() -> None:
+        service, engine = Service(served_model(), ServerSettings()), Engine()
+        service.connect(engine)
+        service.on_messages([stats()])
+        first, second = (asyncio.create_task(health.generates(service, None)) for _ in range(2))
+        request_id = await engine.wait_for_request()
+        first.cancel()
+        await asyncio.sleep(0)
+        service.on_messages([Progress([Update(request_id, 0, [1], FinishReason.LENGTH, 0, None, None)])])
+        assert (await asyncio.wait_for(second, WAIT_S)).status_code == 200
+        assert [type(command) for command in engine.sent] == [Submit]
+
+    asyncio.run(run())
+
+
+def test_what_was_found_is_not_said_of_the_next_engine():
+    async def run() -> list[Command]:
+        service, before, engine = Service(served_model(), ServerSettings()), Engine(), Engine()
+        service.connect(before)
+        service.on_messages([stats()])
+        asking = asyncio.create_task(health.generates(service, None))
+        request_id = await before.wait_for_request()
+        service.on_messages([Progress([Update(request_id, 0, [1], FinishReason.LENGTH, 0, None, None)])])
+        assert (await asyncio.wait_for(asking, WAIT_S)).status_code == 200
+        service.engine_lost("the engine process ended")
+        service.connect(engine)
+        service.on_messages([stats()])
+        asking = asyncio.create_task(health.generates(service, None))
+        request_id = await engine.wait_for_request()
+        service.on_messages([Progress([Update(request_id, 0, [1], FinishReason.LENGTH, 0, None, None)])])
+        assert (await asyncio.wait_for(asking, WAIT_S)).status_code == 200
+        return engine.sent
+
+    assert [type(command) for command in asyncio.run(run())] == [AllResumed, Submit]

@@ -74,6 +74,22 @@ def test_nothing_of_what_is_asked_or_refused_is_logged(server, records, path, bo
         assert "secretword" not in JsonFormatter().format(record)
 
 
+def test_the_line_of_a_request_without_a_route_or_a_key_has_its_path_and_not_its_query(make_server, records):
+    server = make_server(settings=ServerSettings(api_key="key"))
+    keyed = {"authorization": "Bearer key"}
+    web.get(f"{server.url}/v1/nowhere%0Afaked?token=secretword", headers=keyed)
+    web.post(f"{server.url}/v1/completions?token=secretword", json={"prompt": "a"})
+    web.get(f"{server.url}/{'a' * 5000}", headers=keyed)
+    server.wait_until(lambda: len([one for one in records.records if one.getMessage() == "request refused"]) == 3)
+    refused = [one for one in records.records if one.getMessage() == "request refused"]
+    assert [(one.status, one.path) for one in refused] == [
+        (404, "/v1/nowhere\nfaked"), (401, "/v1/completions"), (404, "/" + "a" * 199)
+    ]  # fmt: skip
+    lines = [TextFormatter().format(one) for one in refused]
+    assert r'path="/v1/nowhere\nfaked"' in lines[0]
+    assert not any("secretword" in line or "\n" in line for line in lines)
+
+
 def test_no_client_makes_a_long_line_or_a_long_answer(make_server, records):
     """By names, values, paths and models of a megabyte."""
     long = "n" * 1_000_000

@@ -250,7 +250,10 @@ def test_keys_open_the_door_and_nothing_else_does(make_server):
     assert [ask(key) for key in (b"Bearer first", "Bearer sécond".encode(), b"bearer first")] == [200] * 3
     assert [ask(key) for key in (None, b"", b"Bearer", b"Bearer FIRST", b"first", b"Basic first")] == [401] * 6
     assert web.get(f"{server.url}/health").status_code == 200
-    assert web.post(server.url, json={"inputs": "a"}).status_code == 401
+    refused = web.post(server.url, json={"inputs": "a"})
+    assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+    strict = make_server(settings=ServerSettings(api_key="first", tgi_strict=True))
+    assert web.post(strict.url, json={"inputs": "a"}).headers["www-authenticate"] == "Bearer"
 
 
 def test_browsers_of_the_named_origins_may_ask(make_server):

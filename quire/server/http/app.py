@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quire.errors import NoSuchRoute, QuireError, Unauthorized, WrongMethod
+from quire.errors import NoSuchRoute, QuireError, Unauthorized
 from quire.server.api.anthropic.dialect import ANTHROPIC, is_anthropic
 from quire.server.api.dialect import Dialect
 from quire.server.api.openai.dialect import OPENAI
@@ -56,7 +56,8 @@ class App:
         try:
             route = self._route(scope)
         except QuireError as error:
-            self._service.refusals.note(f"{scope['method']} without a route", error.status, error)
+            title = f"{scope['method']} without a route"
+            self._service.refusals.note(title, error.status, error, path=scope["path"])
             return self._no_route(scope, error)
         try:
             if route.generates:
@@ -69,6 +70,7 @@ class App:
             return Response(status_code=499)  # the client is gone
         except QuireError as error:
             response = route.dialect.error_response(error)
+            response.headers.update(error.headers)
             if not route.generates:
                 self._service.refusals.note(route.title, response.status_code, error)
                 return response
@@ -97,11 +99,9 @@ class App:
 
     def _no_route(self, scope: Scope, error: QuireError) -> Response:
         if isinstance(error, Unauthorized) and self._service.settings.tgi_strict:
-            return Response(status_code=401)
+            return Response(status_code=401, headers=error.headers)
         response = self._dialect(scope).error_response(error)
-        if isinstance(error, WrongMethod):
-            heads = {"HEAD"} if "GET" in error.allowed else set()
-            response.headers["allow"] = ", ".join(sorted(error.allowed | heads))
+        response.headers.update(error.headers)
         return response
 
     def _dialect(self, scope: Scope) -> Dialect:

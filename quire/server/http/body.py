@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from starlette.requests import ClientDisconnect, Request
 
-from quire.errors import BodyTooLarge, InvalidRequest, shown
+from quire.errors import BodyTooLarge, InvalidRequest, UnsupportedMediaType, shown
 from quire.server.service.answers import ClientGoneEarly
 from quire.server.service.service import Service
 from quire.text.json_text import parse_json_text
@@ -39,7 +39,8 @@ async def _read(service: Service, request: Request) -> bytes:
     """The whole body. Nothing beyond the limit is kept."""
     encoding = request.headers.get("content-encoding", "")
     if encoding.lower() not in ("", "identity"):
-        raise InvalidRequest(f"Content-Encoding is {shown(encoding)}; only bodies that are not compressed are read")
+        problem = f"Content-Encoding is {shown(encoding)}; only bodies that are not compressed are read"
+        raise UnsupportedMediaType(problem, accept_encoding="identity")
     limit = service.settings.payload_limit
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > limit:

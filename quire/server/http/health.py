@@ -1,6 +1,5 @@
 """Health and metrics routes."""
 
-import asyncio
 import time
 from typing import TypedDict
 
@@ -8,18 +7,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.errors import EngineFailed, Overloaded, QuireError
-from quire.request import Request as EngineRequest
-from quire.request import SamplingParams
 from quire.server.http.unhealthy import unhealthy_json
 from quire.server.observe.endpoint_metrics import write_endpoint
 from quire.server.observe.engine_metrics import write_engines
 from quire.server.observe.exposition import CONTENT_TYPE, Exposition
-from quire.server.service.generation_spec import GenerationSpec
 from quire.server.service.service import Service
-
-MAX_GENERATION_S = 10.0
-LOOK_S = 0.25  # the engine sends statistics as often
 
 
 class EngineState(TypedDict):
@@ -58,39 +50,15 @@ async def ready(service: Service, request: Request) -> Response:
 
 
 async def generates(service: Service, request: Request) -> Response:
-    """Tokens are generated: a busy engine shows it by its steps, an idle one by a token of this route's own."""
+    """Tokens are generated: a busy engine shows it by its steps, an idle one by a token that it is asked for."""
     reason = service.why_not_ready
     if reason is not None:
         return unhealthy(reason)
-    begun_s = time.monotonic()
-    if not service.is_engine_busy:
-        try:
-            await _generate_one(service, begun_s)
-        except Overloaded:
-            pass  # the queue is full of others; steps that end too slowly turn readiness red
-        except QuireError as error:
-            return unhealthy(error.message)
-    body: Generates = {"last_step_age_s": service.last_step_age_s, "took_s": time.monotonic() - begun_s}
+    outcome = await service.probe.outcome()
+    if outcome.problem is not None:
+        return unhealthy(outcome.problem)
+    body: Generates = {"last_step_age_s": service.last_step_age_s, "took_s": outcome.took_s}
     return Response(msgspec.json.encode(body), media_type="application/json")
-
-
-async def _generate_one(service: Service, begun_s: float) -> None:
-    """Wait for one token, or for the end of a step that the engine does for others. Raises where neither comes."""
-    asked = EngineRequest(0, (0,), 1, SamplingParams(temperature=0.0), salt="health")
-    stream = service.open([GenerationSpec(asked)], is_counted=False)
-    reading = asyncio.ensure_future(stream.read())
-    try:
-        while not reading.done():
-            await asyncio.wait({reading}, timeout=LOOK_S)
-            waited_s, age_s = time.monotonic() - begun_s, service.last_step_age_s
-            if not reading.done() and service.is_engine_busy and age_s is not None and age_s < waited_s:
-                return
-            if not reading.done() and waited_s > MAX_GENERATION_S:
-                raise EngineFailed(f"no token came within {MAX_GENERATION_S:g} s")
-        reading.result()
-    finally:
-        stream.close()
-        reading.cancel()
 
 
 async def metrics(service: Service, request: Request) -> Response:

@@ -18,6 +18,7 @@ _STATUSES = {
     "401": "the key is missing or wrong",
     "404": "there is no such model",
     "413": "the body is too long",
+    "415": "the body is not JSON by its Content-Type, or compressed",
     "422": "a field is wrong",
     "424": "the work of this request fails",
     "429": "too many requests; Retry-After says when to try again",
@@ -119,12 +120,12 @@ def _errors(route: Route) -> dict[str, Types]:
     """The types that the bodies of errors may have, by status."""
     own: Types = (route.dialect.error_body,)
     if AnthropicError in own:
-        return dict.fromkeys(("400", "401", "404", "413", "429", "500", "504", "529"), own)
+        return dict.fromkeys(("400", "401", "404", "413", "415", "429", "500", "504", "529"), own)
     statuses: dict[str, Types] = {"500": own, "503": (*own, Unhealthy)}
     if not route.is_open:
         statuses["401"] = (OpenAIError,)
     if route.method == "POST":
-        statuses |= {"404": own, "413": own, "422": (TGIError,)}
+        statuses |= {"404": own, "413": own, "415": own, "422": (TGIError,)}
         if OpenAIError in own:
             statuses["400"] = own
     if route.query:

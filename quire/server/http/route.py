@@ -82,6 +82,7 @@ class RouteTable:
             scope["path_params"] = match.groupdict()
         route = methods.get("GET" if method == "HEAD" else method)
         if route is None:
-            raise WrongMethod(f"{path} takes {' and '.join(sorted(methods))}, not {method}", allowed=methods)
+            allowed = {*methods, "HEAD"} if "GET" in methods else methods
+            raise WrongMethod(f"{path} takes {' and '.join(sorted(methods))}, not {method}", allowed=allowed)
         scope["route"] = route
         return route

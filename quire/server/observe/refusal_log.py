@@ -12,10 +12,12 @@ log = logging.getLogger(__name__)
 MAX_LINES = 50  # at once; as many again within `REFILL_S`
 REFILL_S = 10.0
 _MAX_PARAM = 100
+_MAX_PATH = 200
 
 
 class RefusalLog:
-    """Writes what was refused and why, never the values that the client sent. Owned by the event loop.
+    """Writes what was refused and why, never the values that the client sent: of an address the beginning of its path,
+    where no route has it, and never its query. Owned by the event loop.
 
     A client in a loop does not fill the disk: beyond `MAX_LINES` refusals are counted, and the next line has their
     number.
@@ -27,7 +29,7 @@ class RefusalLog:
         self._looked_s = clock()
         self._num_unwritten = 0
 
-    def note(self, route: str, status: int, error: QuireError) -> None:
+    def note(self, route: str, status: int, error: QuireError, *, path: str | None = None) -> None:
         now = self._clock()
         self._lines_left = min(MAX_LINES, self._lines_left + (now - self._looked_s) * MAX_LINES / REFILL_S)
         self._looked_s = now
@@ -36,6 +38,8 @@ class RefusalLog:
             return
         self._lines_left -= 1
         details: dict[str, object] = {"route": route, "status": status, "kind": error.kind}
+        if path is not None:
+            details["path"] = path[:_MAX_PATH]
         if error.param is not None:
             details["param"] = error.param[:_MAX_PARAM]
         if key_name.get():

@@ -34,6 +34,7 @@ from quire.server.rate_limits import RateLimits
 from quire.server.service.adapters import ServedAdapters
 from quire.server.service.arrival import Arrival
 from quire.server.service.engines import Engines, Port
+from quire.server.service.generation_probe import GenerationProbe
 from quire.server.service.generation_spec import GenerationSpec
 from quire.server.service.grammar_check import GrammarCheck
 from quire.server.service.ledger import ledger
@@ -78,6 +79,7 @@ class Service:
         self.is_permanently_down = False  # only a restart of the server brings an engine back
         self.engines = Engines(settings)
         self.adapters = ServedAdapters(model)
+        self.probe = GenerationProbe(self)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.platform = "unknown"
         # An eighth: places kept for retries stay unused in the engine until then.
@@ -120,11 +122,13 @@ class Service:
         """
         self._loop = asyncio.get_running_loop()
         self.adapters.greet(port)
+        self.probe.forget()
         return self.engines.connect(port, engine, cache_tokens)
 
     def engine_lost(self, reason: str, engine: int = 0) -> tuple[int, int]:
         """An engine is gone. Returns how many of its requests go on elsewhere at once, and how many wait."""
         self.adapters.engine_lost(self.engines[engine].port, reason)
+        self.probe.forget()
         return self.engines.engine_lost(engine, reason)
 
     def expire(self) -> None:

@@ -18,6 +18,7 @@ from quire.errors import (
     QuireError,
     RateLimited,
     Unauthorized,
+    UnsupportedMediaType,
     WrongMethod,
 )
 from quire.server.api.anthropic.responses import AnthropicError, ErrorCode, ErrorType
@@ -31,6 +32,7 @@ _KINDS: tuple[tuple[type[QuireError], int, ErrorType], ...] = (  # the first tha
     (NoSuchRoute, 404, "not_found_error"),
     (WrongMethod, 405, "invalid_request_error"),
     (BodyTooLarge, 413, "request_too_large"),
+    (UnsupportedMediaType, 415, "invalid_request_error"),
     (InvalidRequest, 400, "invalid_request_error"),
     (DeadlineExceeded, 504, "timeout_error"),
     (RateLimited, 429, "rate_limit_error"),

@@ -22,13 +22,13 @@ async def get_model(service: Service, request: Request) -> Response:
 
 
 def _card(service: Service, request: Request, name: str) -> ModelCard:
-    """The card of the model or of an adapter. An adapter's parent is the model, its root the folder of its files."""
+    """The card of the model or of an adapter. The parent of an adapter is the model. Clients do not see its folder."""
     model, dialect = service.model, request.scope["route"].dialect
     card: ModelCard = {"id": name, "object": "model", "created": 0, "owned_by": model.name}
     if dialect.has_details:
         card |= {"created": model.created, "max_model_len": model.max_total_tokens}
     if name != model.name:
-        card |= {"parent": model.name, "root": model.adapters.get(name, name)}
+        card["parent"] = model.name
     return card
 
 

@@ -184,7 +184,6 @@ class ModelCard(TypedDict):
     owned_by: str
     max_model_len: NotRequired[int]  # not with --tgi-strict
     parent: NotRequired[str]  # of an adapter: the name of the model
-    root: NotRequired[str]  # of an adapter: the folder of its files
 
 
 class ModelList(TypedDict):
