@@ -11,7 +11,7 @@ HOME_CACHE = Path("~/.cache/quire")
 
 
 def cache_folder(chosen: Path | str | None = None, name: str = "cache_dir") -> Path:
-    """`chosen`, the setting `name`, or ~/.cache/quire, or a folder among the temporary ones for a user without a home."""
+    """`chosen`, which is the setting `name`, or ~/.cache/quire, or a temporary folder for a user without a home."""
     try:
         return Path(chosen or HOME_CACHE).expanduser()
     except RuntimeError as error:  # HOME is not set, and no user has this number

@@ -37,11 +37,11 @@ SAME = {
 VALUES = {
     "enable_prefill_logprobs": "counts with `--tgi-strict` only; without that, `decoder_input_details` always has the "
     "log-probabilities of the prompt",
-    "quantize": "takes `none`, `fp8`, `int8` and `auto`, the default (int8 on a CPU, and none for a quantised checkpoint); "
-    "`gptq`, `awq`, `fp8`, `mxfp4`, `compressed-tensors`, `modelopt`, `fbgemm_fp8` and `auto-round` for a checkpoint "
-    "that is so; the other methods there are refused",
-    "kv_cache_dtype": "takes `fp8_e4m3fn`, also as `fp8_e4m3` and `fp8`, `int8`, that of `--dtype` and `auto`, the default "
-    "(that of the checkpoint's `kv_cache_scheme`, or of `--dtype`); `fp8_e5m2` is refused",
+    "quantize": "takes `none`, `fp8`, `int8` and `auto`, the default (int8 on a CPU, and none for a quantised "
+    "checkpoint); `gptq`, `awq`, `fp8`, `mxfp4`, `compressed-tensors`, `modelopt`, `fbgemm_fp8` and `auto-round` for a "
+    "checkpoint that is so; the other methods there are refused",
+    "kv_cache_dtype": "takes `fp8_e4m3fn`, also as `fp8_e4m3` and `fp8`, `int8`, that of `--dtype` and `auto`, the "
+    "default (that of the checkpoint's `kv_cache_scheme`, or of `--dtype`); `fp8_e5m2` is refused",
 }
 
 

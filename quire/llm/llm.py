@@ -114,8 +114,8 @@ class LLM:
         `sampling`, `max_tokens` and `adapter` are for all prompts or a list with one for each; None takes what the
         model's files ask for, as many tokens as fit, and no adapter. An answer also ends where prompt and answer reach
         the longest sequence there can be. A seed gives the same answers again; on a GPU, or a CPU without the native
-        library, only among the same prompts. None draws one for each prompt. A `grammar` is what every answer follows: `json_schema({...})` or
-        `regex("...")`; in chats with a model that thinks, after its thinking.
+        library, only among the same prompts. None draws one for each prompt. A `grammar` is what every answer follows:
+        `json_schema({...})` or `regex("...")`; in chats with a model that thinks, after its thinking.
 
         A prompt that cannot be completed does not stop the others: its completions carry the `error`, and it is logged.
         """
