@@ -2,6 +2,7 @@
 
 from operator import attrgetter
 
+from quire.core.blocker import Blocker
 from quire.core.completion import StepInFlight
 from quire.core.limits import Limits
 from quire.core.plan import Chunk, Kind, StepPlan
@@ -70,7 +71,7 @@ class Planner:
             burst = 1
             prompts.admit(step)
         elif self._queue:
-            prompts.blocked_by = "max_batch_size"
+            prompts.blocked_by = Blocker.SLOTS
         prompts.end(step)
         if not step.chunks and not step.restored:
             return None

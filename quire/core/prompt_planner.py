@@ -2,6 +2,7 @@
 
 from operator import attrgetter
 
+from quire.core.blocker import Blocker
 from quire.core.limits import Limits
 from quire.core.plan import Kind
 from quire.core.queue import Queue
@@ -21,7 +22,7 @@ class PromptPlanner:
     """Continues the prefills already begun, then admits from the queue. Owned by the planner."""
 
     def __init__(self, limits: Limits, budget: StepBudget, queue: Queue, running: Running, counters: Counters) -> None:
-        self.blocked_by: str | None = None  # the limit that kept the head of the queue waiting in the last plan
+        self.blocked_by: Blocker | None = None  # the limit that kept the head of the queue waiting in the last plan
         self.tokens_since_admission = 0
         self._limits = limits
         self._budget = budget
@@ -51,7 +52,7 @@ class PromptPlanner:
             if has_pages := length > 0:
                 self._plan_prompt(step, sequence, length, num_pages if sequence.is_started else 0)
         if not has_pages and sequence.state is State.PREFILLING:
-            self.blocked_by = "pages"  # none is admitted past one that runs and is short
+            self.blocked_by = Blocker.PAGES  # none is admitted past one that runs and is short
 
     def _plan_restore(self, step: StepBuilder, sequence: Sequence, preempts: bool) -> bool:
         """False when pages are short."""
@@ -111,22 +112,22 @@ class PromptPlanner:
         others_run = bool(running)
         rule = self._limits.admission_rule(len(running), len(queue), self.tokens_since_admission)
         if self.blocked_by is None and rule is None:
-            self.blocked_by = "waiting_served_ratio"
+            self.blocked_by = Blocker.WAITING_RULE
         while self.blocked_by is None and (sequence := queue.head()) is not None:
             if not running.has_free_slot or len(running) >= self._budget.rows:
-                self.blocked_by = "max_batch_size"
+                self.blocked_by = Blocker.SLOTS
             elif step.allowance <= 0:
-                self.blocked_by = "max_batch_prefill_tokens"
+                self.blocked_by = Blocker.PREFILL_TOKENS
             elif not self._total_allows(sequence):
-                self.blocked_by = "max_batch_total_tokens"
+                self.blocked_by = Blocker.TOTAL_TOKENS
             else:
                 self._start_or_park(step, sequence)
         for sequence in step.passed:
             queue.push(sequence)
-            self.blocked_by = "max_batch_prefill_tokens"
+            self.blocked_by = Blocker.PREFILL_TOKENS
         for waiting in step.waits_for_adapter:
             queue.push(waiting)
-            self.blocked_by = self.blocked_by or "adapters"
+            self.blocked_by = self.blocked_by or Blocker.ADAPTERS
         if step.num_admitted:
             queue.note_admissions(step.num_admitted)
             self.tokens_since_admission = 0
@@ -138,7 +139,7 @@ class PromptPlanner:
         long prompt before it."""
         if not self._running.adapters.has_room(sequence):
             if len(step.waits_for_adapter) == MAX_WAITING_FOR_ADAPTERS:
-                self.blocked_by = "adapters"
+                self.blocked_by = Blocker.ADAPTERS
             else:
                 self._queue.leave(sequence)
                 step.waits_for_adapter.append(sequence)
@@ -146,19 +147,19 @@ class PromptPlanner:
         match = self._running.match(sequence)
         if self._queue.must_park(sequence, match.cursor):
             if not self._queue.park(sequence, match.cursor):
-                self.blocked_by = "shared_prefix"
+                self.blocked_by = Blocker.SHARED_PREFIX
             return
         rest = sequence.prompt_end - match.num_tokens(self._limits.page_size)
         if step.longest is not None and rest > step.allowance and not self._may_begin(step, rest):
             if len(step.passed) == MAX_PASSED:
-                self.blocked_by = "max_batch_prefill_tokens"
+                self.blocked_by = Blocker.PREFILL_TOKENS
             else:
                 self._queue.leave(sequence)
                 step.passed.append(sequence)
             return
         started = self._running.start(sequence, match, step.allowance)
         if started is None:
-            self.blocked_by = "pages"
+            self.blocked_by = Blocker.PAGES
             return
         length, copies = started
         step.copies += copies

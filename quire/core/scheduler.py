@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from quire.core.adapter_slots import AdapterSlots
+from quire.core.blocker import Blocker
 from quire.core.completion import StepCompletion, StepInFlight
 from quire.core.invariants import check_running, page_discrepancies
 from quire.core.limits import Limits, SoFar, refuse_what_cannot_go_on
@@ -101,7 +102,7 @@ class Scheduler:
         return len(self._in_flight)
 
     @property
-    def blocked_by(self) -> str | None:
+    def blocked_by(self) -> Blocker | None:
         """The limit that kept the head of the queue waiting in the last plan."""
         return self._planner.prompts.blocked_by
 

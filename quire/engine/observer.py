@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from quire.core.blocker import Blocker
 from quire.core.plan import Kind, StepPlan
 from quire.engine.executor import NOT_LAUNCHED, Pending
 
@@ -16,7 +17,7 @@ class Step:
     plan: StepPlan
     planned_s: float  # planning began
     launched_s: float  # planning ended
-    blocked_by: str | None = None  # the limit that kept the head of the queue waiting
+    blocked_by: Blocker | None = None  # the limit that kept the head of the queue waiting
     num_late: int = 0  # the executor's late compilations before this step
     pending: Pending = NOT_LAUNCHED
     error: Exception | None = None  # its error, if it failed

@@ -1,18 +1,9 @@
 """Queue times and prefill work of requests."""
 
+from quire.core.blocker import Blocker
 from quire.core.plan import Chunk, Kind
 from quire.engine.observer import Observer, Step
 from quire.ipc.messages import Account, Started
-
-# Client-facing names of the limits that keep the scheduler's queue waiting.
-BLOCKERS = {
-    "max_batch_size": "slots",
-    "pages": "pages",
-    "max_batch_prefill_tokens": "budget",
-    "max_batch_total_tokens": "budget",
-    "waiting_served_ratio": "waiting_rule",
-    "shared_prefix": "shared_prefix",
-}
 
 
 class OpenAccount:
@@ -54,7 +45,7 @@ class QueueTimes(Observer):
         self._started: list[Started] = []  # not reported yet
         self._open: dict[int, OpenAccount] = {}
         self._changed: set[int] = set()
-        self._blocked_by: str | None = None
+        self._blocked_by: Blocker | None = None
         self._since_s = 0.0
 
     def add(self, request_id: int, arrived_s: float, now: float, timings: bool) -> None:
@@ -95,10 +86,10 @@ class QueueTimes(Observer):
         changed, self._changed = self._changed, set()
         return [*started, *(self._open[request_id].read(request_id) for request_id in changed)]
 
-    def _settle(self, now: float, blocked_by: str | None) -> None:
+    def _settle(self, now: float, blocked_by: Blocker | None) -> None:
         """Count the time since the last plan for what that plan left the queue waiting for."""
         if self._blocked_by is not None and self._open:
-            name = BLOCKERS[self._blocked_by]
+            name = self._blocked_by.client_name
             for request_id in self._open.keys() & self._waiting.keys():
                 blocked_s = self._open[request_id].blocked_s
                 blocked_s[name] = blocked_s.get(name, 0.0) + now - self._since_s

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
+from quire.core.blocker import Blocker
 from quire.core.plan import StepPlan, StepResult
 from quire.engine.executor import Executor, FailedLaunch
 from quire.engine.observer import Observer, Step
@@ -24,7 +25,7 @@ class StepPipeline:
     def __len__(self) -> int:
         return len(self._steps)
 
-    def launch(self, plan: StepPlan, planned_s: float, blocked_by: str | None) -> None:
+    def launch(self, plan: StepPlan, planned_s: float, blocked_by: Blocker | None) -> None:
         step = Step(plan, planned_s, self._clock(), blocked_by, self.executor.num_late)
         self.awaits_masks = bool(plan.guided)
         for observer in self.observers:

@@ -145,7 +145,9 @@ SCHEDULING_MUTANTS = (
     ),
     Mutant("any number of long prompts is passed", PROMPTS, "if len(step.passed) == MAX_PASSED:", "if False:"),
     Mutant("the total of tokens is ignored", PROMPTS, "return total is None or", "return True or"),
-    Mutant("younger ones pass a prefill that is short", PROMPTS, 'self.blocked_by = "pages"  # none', "pass  # none"),
+    Mutant(
+        "younger ones pass a prefill that is short", PROMPTS, "self.blocked_by = Blocker.PAGES  # none", "pass  # none"
+    ),
     Mutant("admissions never wait", LIMITS, "if num_waiting + 1 > ", "if True or "),
     Mutant("admissions wait forever", LIMITS, "or tokens_since_admission >= self.max_waiting_tokens:", ":"),
     Mutant("the first sequences join others", PROMPTS, "others_run = bool(running)", "others_run = True"),

@@ -3,6 +3,7 @@
 import pytest
 
 from quire.core.adapter_slots import AdapterSlots
+from quire.core.blocker import Blocker
 from quire.core.sequence import Sequence
 from quire.errors import ModelNotFound
 from tests.core.harness import Harness, limits, request
@@ -44,7 +45,7 @@ def test_a_sequence_waits_for_a_slot_and_others_pass_it() -> None:
     made.add(request(3))
     made.step()
     assert made.scheduler.num_running == 2
-    assert made.scheduler.blocked_by == "adapters"
+    assert made.scheduler.blocked_by is Blocker.ADAPTERS
     made.run()
     assert loads(made) == [(1, 1), (1, 2)]
     assert made.tokens[2, 0] == expected_tokens(request(2, adapter="b"), adapter=2)

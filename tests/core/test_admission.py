@@ -2,6 +2,7 @@
 
 import pytest
 
+from quire.core.blocker import Blocker
 from quire.errors import DeadlineExceeded, InvalidRequest, Overloaded, PromptTooLong
 from quire.request import FinishReason
 from tests.core.harness import Harness, limits, request
@@ -184,7 +185,7 @@ def test_the_batch_has_a_bound_on_its_total_tokens():
         harness.add(request(request_id, prompt=(1, 2), max_tokens=10))
     harness.step()
     assert harness.scheduler.num_running == 2
-    assert harness.scheduler.blocked_by == "max_batch_total_tokens"
+    assert harness.scheduler.blocked_by is Blocker.TOTAL_TOKENS
     harness.run()
 
 
@@ -210,7 +211,7 @@ def test_no_sequence_is_admitted_past_a_prefill_that_is_short_of_pages():
     harness.add(decode)
     harness.step()
     harness.add(request(2, prompt=tuple(range(10, 42)), max_tokens=1))
-    while harness.scheduler.blocked_by != "pages":
+    while harness.scheduler.blocked_by is not Blocker.PAGES:
         harness.step()
         assert harness.scheduler.num_requests == 2
     assert harness.scheduler.num_running == 2
@@ -226,7 +227,7 @@ def test_no_sequence_takes_the_pages_that_the_rest_of_a_prompt_needs():
     harness.add(request(2, prompt=(40, 41, 42, 43), max_tokens=1))
     plan = harness.plan()
     assert [chunk.request_id for chunk in plan.chunks] == [1]
-    assert harness.scheduler.blocked_by == "pages"
+    assert harness.scheduler.blocked_by is Blocker.PAGES
     harness.run()
     assert harness.scheduler.counters.preemptions == 0
 
@@ -258,6 +259,6 @@ def test_no_sequence_starts_where_the_next_page_of_another_would_end_it():
     harness.step()
     harness.add(request(2, prompt=tuple(range(10, 36)), max_tokens=2))
     harness.step()
-    assert harness.scheduler.blocked_by == "pages"
+    assert harness.scheduler.blocked_by is Blocker.PAGES
     harness.run()
     assert harness.scheduler.counters.preemptions == 0

@@ -1,5 +1,6 @@
 """Several tokens of each sequence in one step, while nobody could join them."""
 
+from quire.core.blocker import Blocker
 from quire.core.plan import StepResult
 from quire.request import FinishReason, Grammar, GrammarKind
 from tests.core.harness import Harness, limits, request
@@ -46,7 +47,7 @@ def test_sequences_that_wait_for_a_slot_do_not_hold_up_the_others():
     harness.add(request(2, max_tokens=30))
     harness.step()
     assert harness.plan().burst == 4
-    assert harness.scheduler.blocked_by == "max_batch_size"
+    assert harness.scheduler.blocked_by is Blocker.SLOTS
 
 
 def test_a_prompt_that_is_not_computed_yet_gets_its_steps():

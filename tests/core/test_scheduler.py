@@ -2,6 +2,7 @@
 
 import pytest
 
+from quire.core.blocker import Blocker
 from quire.core.plan import Kind, StepResult
 from quire.errors import RequestFailed
 from quire.request import FinishReason, SamplingParams
@@ -244,7 +245,7 @@ def test_few_long_prompts_are_passed_in_a_step():
         harness.add(request(request_id, prompt=(request_id, *LONG[1:]), max_tokens=2))
     harness.add(request(8, prompt=(7, 8, 9), max_tokens=2))
     assert prefilled(harness.plan()) == {1: 16}
-    assert harness.scheduler.blocked_by == "max_batch_prefill_tokens"
+    assert harness.scheduler.blocked_by is Blocker.PREFILL_TOKENS
     harness.run()
     assert list(harness.finished) == [(1, 0), (2, 0), (8, 0), (3, 0), (4, 0), (5, 0), (6, 0), (7, 0)]
 

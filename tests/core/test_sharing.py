@@ -2,6 +2,7 @@
 
 import pytest
 
+from quire.core.blocker import Blocker
 from quire.core.plan import Kind
 from quire.core.requests import LONG_SALT
 from quire.request import FinishReason
@@ -216,7 +217,7 @@ def test_a_long_line_for_one_prefix_is_not_looked_through_in_one_step():
     for request_id in range(40):
         harness.add(request(request_id, prompt=(*range(12), request_id), max_tokens=2))
     harness.plan()
-    assert harness.scheduler.blocked_by == "shared_prefix"
+    assert harness.scheduler.blocked_by is Blocker.SHARED_PREFIX
     harness.run()
     prefill = sum(c.length for plan in harness.executor.plans for c in plan.chunks if c.kind is Kind.PREFILL)
     assert prefill == 13 + 39 * 1

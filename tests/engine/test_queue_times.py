@@ -1,10 +1,19 @@
 """Timings of requests in the engine."""
 
+import re
+from pathlib import Path
+
+import pytest
+
+from quire.core.blocker import Blocker
 from quire.core.limits import Limits
+from quire.core.plan import StepPlan
 from quire.core.scheduler import Scheduler
 from quire.engine.driver import Driver, Phase
 from quire.engine.engine import Engine
-from quire.ipc.messages import Abort, Account, Failed, Progress, Started, Submit
+from quire.engine.observer import Step
+from quire.engine.queue_times import QueueTimes
+from quire.ipc.messages import Abort, Account, AdapterTable, Failed, Progress, Started, Submit
 from quire.request import Request, SamplingParams
 from tests.core.harness import limits
 from tests.fake_executor import FakeExecutor
@@ -39,7 +48,7 @@ class Turns:
             elif isinstance(event, Progress):
                 assert all(update.request_id in self.queue_s for update in event.updates), "it comes before the tokens"
                 self.finished += [update.request_id for update in event.updates if update.finish is not None]
-            else:
+            elif not isinstance(event, AdapterTable):
                 assert isinstance(event, Failed)
                 self.finished.append(event.request_id)
 
@@ -108,6 +117,36 @@ def test_the_waiting_rule_and_short_pages_are_told_apart():
     second = short.ask(2, [5, 6, 7, 8, 9, 10], 2, timings=True)
     short.finish(first, second)
     assert list(short.accounts[second].blocked_s) == ["pages"]
+
+
+def test_a_request_that_waits_for_an_adapter_slot_hears_so():
+    turns = Turns(max_loras=1)
+    for name in ("a", "b"):
+        turns.driver._engine.adapters.add(name, f"/adapters/{name}", name)
+    first = turns.ask(1, [1, 2, 3], 5, adapter="a", timings=True)
+    turns.turn()
+    second = turns.ask(2, [4, 5, 6], 3, adapter="b", timings=True)
+    turns.finish(first, second)
+    assert turns.accounts[second].blocked_s == {"adapters": 4}
+
+
+@pytest.mark.parametrize("blocker", Blocker)
+def test_whatever_keeps_the_queue_waiting_has_a_name_in_accounts(blocker: Blocker):
+    times = QueueTimes()
+    times.add(1, arrived_s=0.0, now=0.0, timings=True)
+    for launched_s in (1.0, 3.0):
+        times.step_launched(Step(StepPlan(1, ()), launched_s, launched_s, blocker))
+    assert times._open[1].read(1).blocked_s == {blocker.client_name: 2.0}
+
+
+def test_the_documents_list_every_name_with_its_setting():
+    api = Path(__file__).parents[2] / "docs" / "api.md"
+    (row,) = re.findall(r"^\| `blocked_s` \|(.*?); `step` is", api.read_text(encoding="utf-8"), re.MULTILINE)
+    listed = dict(re.findall(r"`(\w+)`(?: \((.*?)\))?", row))
+    assert listed.keys() == {blocker.client_name for blocker in Blocker}
+    for blocker in Blocker:
+        if blocker.cause in Limits.__slots__:
+            assert f"`--{blocker.cause.replace('_', '-')}`" in listed[blocker.client_name]
 
 
 def test_a_preemption_is_counted_with_what_it_computes_again():
