@@ -164,6 +164,9 @@ class EngineStopped(QuireError):
     status = 503
 
 
+ENGINES_FAILURES = (RequestFailed, EngineFailed, EngineStopped)  # what text-generation-inference calls "generation"
+
+
 class AddressUnavailable(QuireError):
     kind = "address_unavailable"
 

@@ -156,6 +156,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     max_total_tokens: int
     platform: str
     cache_tokens: int = 0  # that the prefix cache has room for
+    max_guesses: int = 0  # of a sequence's tokens, in one step
 
 
 class Broken(msgspec.Struct, frozen=True, tag=True, array_like=True):

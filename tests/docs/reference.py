@@ -90,7 +90,7 @@ def sample_stats() -> Stats:
 
 def families() -> list[Family]:
     out = Families()
-    Metrics(4096, ["key-1"]).write(out)
+    Metrics(4096, 4096, keys=["key-1"]).write(out)
     write_engines(out, {0: sample_stats()}, is_labelled=True)
     write_endpoint(out, sample_stats(), "model")
     out.gauge("quire_engine_up", "Engines that would answer requests.", 1, {"engine": "0"})

@@ -185,6 +185,45 @@ def test_a_request_whose_row_fails_fails_alone(server):
     assert (answer.status_code, answer.json()["error_type"]) == (424, "generation")
 
 
+def failures_counted(server: RunningServer, err: str) -> str:
+    lines = web.get(f"{server.url}/metrics").text.splitlines()
+    return dict(line.rsplit(" ", 1) for line in lines)[f'tgi_request_failure{{err="{err}"}}']
+
+
+def test_when_the_engine_fails_every_request_with_it_gets_a_generation_error(make_server, gate):
+    """Of text-generation-inference's routes, whose clients know that type: whole answers, streams, and what comes
+    later."""
+    server = make_server(before_result=gate)
+    asked = {"inputs": "abc", "parameters": {"max_new_tokens": 400}}
+    answers = []
+    asking = [
+        threading.Thread(target=lambda path=path: answers.append(web.post(server.url + path, json=asked)))
+        for path in ("/generate", "/generate", "/generate_stream")
+    ]
+    for one in asking:
+        one.start()
+    server.wait_until(lambda: server.service.num_streams == 3)
+    gate.step_until(lambda: all(one.times.first_s for one in list(server.service._streams)))
+    server.loop.call_soon_threadsafe(server.service.disconnect, "the engine process ended")
+    for one in asking:
+        one.join(WAIT_S)
+    assert sorted(answer.status_code for answer in answers) == [200, 424, 424]
+    assert all('"error":"the engine process ended","error_type":"generation"' in one.text for one in answers)
+    late = web.post(f"{server.url}/generate", json=asked)
+    assert (late.status_code, late.json()["error_type"]) == (424, "generation")
+    assert failures_counted(server, "generation") == "4"
+    assert failures_counted(server, "incomplete") == "0"
+
+
+def test_a_generation_error_that_passes_has_the_status_and_the_time_to_try_again(make_server):
+    server = make_server(settings=ServerSettings(wait_for_restart=False))
+    server.loop.call_soon_threadsafe(server.service.engine_lost, "the engine process has ended")
+    server.wait_until(lambda: server.service.why_not_ready is not None)
+    refused = web.post(f"{server.url}/generate", json={"inputs": "abc"})
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+    assert refused.json()["error_type"] == "generation"
+
+
 def test_a_failure_half_way_is_an_event_in_the_stream(make_server, gate):
     server = make_server(before_result=gate)
     gate.let(5)
@@ -281,6 +320,15 @@ def test_metrics_count_what_happened(make_server):
     assert values['tgi_request_duration_bucket{le="+Inf"}'] == "1"
     assert values["quire_time_to_first_token_seconds_count"] == "1"
     assert values["quire_inter_token_seconds_count"] == "6"
+
+
+def test_the_buckets_of_lengths_end_at_their_limits(make_server):
+    server = make_server(model=replace(served_model(), max_input_tokens=100))
+    lines = web.get(f"{server.url}/metrics").text.splitlines()
+    for name, last in (("input_length", "100"), ("generated_tokens", "512"), ("max_new_tokens", "512")):
+        buckets = [line for line in lines if line.startswith(f"tgi_request_{name}_bucket")]
+        assert len(buckets) == 101
+        assert f'le="{last}"' in buckets[-2]
 
 
 def test_what_a_chat_template_refuses_is_counted_as_such(make_server):

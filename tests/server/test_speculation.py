@@ -1,8 +1,12 @@
 """A server whose engine guesses tokens: the same answers, and the numbers of guesses."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 
 from tests import web
+from tests.server.vocabulary import served_model
 
 ASKED = {"prompt": "abcab", "max_tokens": 40, "temperature": 0.8, "seed": 3, "timings": True}
 
@@ -35,6 +39,19 @@ def test_a_stop_string_in_the_middle_of_right_guesses_ends_the_answer_there(make
         stop = whole[at : at + 2]
         (cut,) = texts(web.post(f"{server.url}/v1/completions", json=ASKED | {"stop": [stop]}))
         assert cut == whole[: whole.index(stop)]
+
+
+def test_the_buckets_of_skipped_tokens_are_numbers_of_guesses(make_server):
+    server = make_server(model=replace(served_model(), max_guesses=3), max_guesses=3)
+    timings = web.post(f"{server.url}/v1/completions", json=ASKED).json()["timings"]
+    found = metrics(server)
+    bounds = ("0", "1", "2", "3", "+Inf")
+    counts = [found[f'tgi_request_skipped_tokens_bucket{{le="{bound}"}}'] for bound in bounds]
+    assert sum("skipped_tokens_bucket" in name for name in found) == len(bounds)
+    per_step = [after - before for before, after in pairwise([0.0, *counts])]
+    assert sum(number * steps for number, steps in enumerate(per_step)) == timings["right_guesses"]
+    assert sum(steps > 0 for steps in per_step) > 2
+    assert per_step[-1] == 0
 
 
 def test_guesses_are_counted(make_server):

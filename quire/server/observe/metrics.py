@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Sequence
 from weakref import WeakSet
 
-from quire.errors import InvalidRequest, Overloaded, QuireError, RateLimited, RequestFailed, TemplateFailed
+from quire.errors import ENGINES_FAILURES, InvalidRequest, Overloaded, QuireError, RateLimited, TemplateFailed
 from quire.ipc.worker_counts import Counts
 from quire.retry_reservations import MAX_WAIT_S
 from quire.server.caller import key_name
@@ -29,7 +29,7 @@ HISTOGRAMS = {
     "tgi_request_input_length": "Tokens of prompts.",
     "tgi_request_max_new_tokens": "Tokens asked for.",
     "tgi_request_generated_tokens": "Tokens generated.",
-    "tgi_request_skipped_tokens": "Speculated tokens accepted with each token.",
+    "tgi_request_skipped_tokens": "Right guesses that came with each token that took a step.",
     "quire_time_to_first_token_seconds": "Seconds from arrival to the first token.",
     "quire_inter_token_seconds": "Seconds between the tokens of a request.",
     "quire_detokenize_seconds": "Seconds to turn the tokens of a step into text.",
@@ -47,14 +47,22 @@ FAILURES = ("validation", "overloaded", "generation", "incomplete", "dropped", "
 class Metrics:
     """Counts by metric name. Owned by the worker's event loop."""
 
-    def __init__(self, max_total_tokens: int, keys: Sequence[str] = ()) -> None:
+    def __init__(
+        self, max_total_tokens: int, max_input_tokens: int, max_guesses: int = 0, keys: Sequence[str] = ()
+    ) -> None:
         """`keys` are the names of the API keys."""
-        lengths = [max_total_tokens * k / 100 for k in range(1, 101)]
+        lengths = _hundredths(max_total_tokens)
+        bounds: dict[str, Sequence[float]] = {
+            "tgi_request_input_length": _hundredths(max_input_tokens),
+            "tgi_request_skipped_tokens": range(max_guesses + 1),
+            "quire_inter_token_seconds": INTER_TOKEN_S,
+        }
         self.numbers = dict.fromkeys(COUNTERS, 0)
         self.histograms = {
-            name: Histogram(DURATIONS_S if name.endswith(("_duration", "_seconds")) else lengths) for name in HISTOGRAMS
+            name: Histogram(bounds.get(name, DURATIONS_S if name.endswith(("_duration", "_seconds")) else lengths))
+            for name in HISTOGRAMS
         }
-        self.inter_token = self.histograms["quire_inter_token_seconds"] = Histogram(INTER_TOKEN_S)
+        self.inter_token = self.histograms["quire_inter_token_seconds"]
         self.time_to_first_token = self.histograms["quire_time_to_first_token_seconds"]
         self.detokenizing = self.histograms["quire_detokenize_seconds"]
         self.failures = dict.fromkeys(FAILURES, 0)
@@ -152,10 +160,14 @@ class Metrics:
             out.histogram(name, help, Histogram(self.histograms[name].bounds, counts, total))
 
 
+def _hundredths(limit: int) -> list[float]:
+    return [limit * k / 100 for k in range(1, 101)]
+
+
 def failure_name(error: QuireError) -> str:
     """The name that text-generation-inference has for this kind of failure."""
     if isinstance(error, InvalidRequest):
         return "template" if isinstance(error, TemplateFailed) else "validation"
     if isinstance(error, Overloaded):
         return "overloaded"
-    return "generation" if isinstance(error, RequestFailed) else "incomplete"
+    return "generation" if isinstance(error, ENGINES_FAILURES) else "incomplete"

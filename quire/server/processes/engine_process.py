@@ -117,7 +117,8 @@ class EngineProcess:
             self._start_driver(engine)
             limits = engine.scheduler.limits
             cache_tokens = limits.capacity_tokens if limits.prefix_caching else 0
-            self._greet_all(Ready(limits.max_sequence_tokens, engine.executor.platform, cache_tokens))
+            platform = engine.executor.platform
+            self._greet_all(Ready(limits.max_sequence_tokens, platform, cache_tokens, limits.max_guesses))
         if broken is not None:
             self._greet_all(broken)
         if self.link is not None:

@@ -284,6 +284,7 @@ class FrontEnd:
             max_total_tokens=limit,
             max_input_tokens=max_input or limit,
             created=int(time.time()),
+            max_guesses=ready.max_guesses,
         )
         for name in described.adapters:
             if name in model.known_as:

@@ -25,6 +25,7 @@ class ServedModel:
     max_total_tokens: int
     max_input_tokens: int
     created: int = 0  # seconds since 1970
+    max_guesses: int = 0  # in one step of a sequence; 0 where nothing is guessed
     # Folders by name. Changes as adapters come and go.
     adapters: dict[str, str] = field(default_factory=dict, hash=False, compare=False)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from quire.errors import EngineFailed, Overloaded, error_of, invalid
+from quire.errors import EngineFailed, EngineStopped, Overloaded, error_of, invalid
 from quire.ipc.messages import (
     Account,
     AdapterDone,
@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RESTART_S = 5.0  # a usual restart of the engine
+SHUTTING_DOWN = "the server is shutting down"
 
 
 class Service:
@@ -67,7 +68,8 @@ class Service:
         self.model = model
         self.settings = settings
         self.limits = limits or RateLimits(settings.keys)
-        self.metrics = Metrics(model.max_total_tokens, [key.name for key in settings.keys])
+        keys = [key.name for key in settings.keys]
+        self.metrics = Metrics(model.max_total_tokens, model.max_input_tokens, model.max_guesses, keys)
         self.others = KnownCounts()  # of the other workers
         self.publish_counts: Callable[[], None] = lambda: None  # sends this worker's to the others
         self.tracing: Tracing | None = None
@@ -94,7 +96,7 @@ class Service:
 
     @property
     def why_not_ready(self) -> str | None:
-        return "the server is shutting down" if self.is_draining else self.engines.why_not_ready(time.monotonic())
+        return SHUTTING_DOWN if self.is_draining else self.engines.why_not_ready(time.monotonic())
 
     @property
     def is_engine_busy(self) -> bool:
@@ -254,7 +256,9 @@ class Service:
         Requests of the server itself are not counted: metrics and log leave them out.
         """
         next_id = self.engines.request_id
-        if next_id is None or self.is_draining or self.is_permanently_down:
+        if self.is_draining:
+            raise EngineStopped(SHUTTING_DOWN)
+        if next_id is None or self.is_permanently_down:
             raise EngineFailed(self.why_not_ready or "the engine is gone")
         if not self.settings.wait_for_restart and not self.engines.is_any_connected:
             raise EngineFailed(self.why_not_ready or "the engine is gone", RESTART_S)
@@ -353,4 +357,4 @@ class Service:
             await asyncio.wait_for(self._quiet.wait(), within_s)
         except TimeoutError:
             for stream in list(self._streams):
-                stream.fail(EngineFailed(f"the server shut down; {within_s:g} s were given to finish"))
+                stream.fail(EngineStopped(f"the server shut down; {within_s:g} s were given to finish"))

@@ -6,8 +6,8 @@ import msgspec
 from starlette.responses import Response
 
 from quire.errors import (
+    ENGINES_FAILURES,
     EngineFailed,
-    EngineStopped,
     InvalidRequest,
     Overloaded,
     QuireError,
@@ -22,9 +22,12 @@ def error_type(error: QuireError) -> ErrorType:
         return "template_error" if isinstance(error, TemplateFailed) else "validation"
     if isinstance(error, Overloaded):
         return "overloaded"
-    if isinstance(error, RequestFailed):
-        return "generation"
-    return "healthcheck" if isinstance(error, (EngineFailed, EngineStopped)) else "incomplete_generation"
+    return "generation" if isinstance(error, ENGINES_FAILURES) else "incomplete_generation"
+
+
+def status_of(error: QuireError) -> int:
+    """An engine that failed is 424, as there, where sending the request again would not help."""
+    return RequestFailed.status if isinstance(error, EngineFailed) and error.retry_after_s is None else error.status
 
 
 def error_body(error: QuireError) -> TGIError:
@@ -38,4 +41,4 @@ def error_events(error: QuireError) -> bytes:
 
 def error_response(error: QuireError) -> Response:
     headers = {} if error.retry_after_s is None else {"retry-after": str(max(1, ceil(error.retry_after_s)))}
-    return Response(msgspec.json.encode(error_body(error)), error.status, headers, "application/json")
+    return Response(msgspec.json.encode(error_body(error)), status_of(error), headers, "application/json")

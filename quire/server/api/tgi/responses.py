@@ -129,7 +129,7 @@ class Predictions(TypedDict):
     timings: NotRequired[Timings]  # with the x-quire-timings header
 
 
-ErrorType = Literal["validation", "template_error", "overloaded", "generation", "healthcheck", "incomplete_generation"]
+ErrorType = Literal["validation", "template_error", "overloaded", "generation", "incomplete_generation"]
 
 
 class TGIError(TypedDict):
