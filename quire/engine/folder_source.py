@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from typing import Any
 
@@ -14,12 +14,13 @@ from quire.engine.read_pace import ReadPace
 from quire.machine import num_processors
 from quire.page_folder.page_folder import PageFolder
 from quire.peers.bundle import PageBundle, PageForm, PageRange, longest_range
+from quire.peers.page_arrival import PageArrival
 from quire.request import Request
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0  # to read the pages of a prompt; then it is computed
-MAX_READ_BYTES = 2 * 2**30  # of pages under way; one prompt alone may have more
+MAX_READ_BYTES = 2 * 2**30  # of pages that come, or wait to be entered; one prompt alone may have more
 READERS = max(1, min(4, num_processors() // 2))  # threads that read files and check them
 ROWS_AT_ONCE = 16 * READERS  # between two looks whether they are still wanted
 # Outcomes. After all but the first two the prompt is computed.
@@ -29,34 +30,17 @@ FULL, STUCK, SLOWER = "full", "stuck", "slower"  # nothing is read: too much is,
 OUTCOMES = (FOUND, WAITED, LATE, CANCELLED, DAMAGED, FULL, STUCK, SLOWER)
 
 
-class FolderRead:
-    """Implements `Arriving`."""
+class FolderRead(PageArrival):
+    """The pages of a prompt that are read."""
 
-    begins_again = False
-
-    def __init__(self, num_bytes: int) -> None:
-        self.num_bytes = num_bytes  # that it takes
-        self.result: Future[PageBundle | None] = Future()
+    def __init__(self, release: Callable[[], None]) -> None:
+        super().__init__(release)
         self.is_inserted: Future[None] = Future()  # or never will be
-        self.is_cancelled = self.is_late = False
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
-        self.inserted()
 
     def inserted(self) -> None:
+        super().inserted()
         with contextlib.suppress(InvalidStateError):
             self.is_inserted.set_result(None)
-
-    def expire(self) -> None:
-        """Its time is over. Whatever its thread waits for, the prompt does not."""
-        self.is_late = not self.result.done()
-        self.resolve(None)
-
-    def resolve(self, bundle: PageBundle | None) -> None:
-        """The first one counts."""
-        with contextlib.suppress(InvalidStateError):
-            self.result.set_result(bundle)
 
 
 class FolderWait:
@@ -134,14 +118,14 @@ class FolderSource:
         return SLOWER if self._pace is not None and self._pace.is_slower(pages.num_pages, num_tokens) else None
 
     def _read(self, names: Sequence[bytes], pages: PageRange, first: int, limit_s: float) -> FolderRead:
-        read = FolderRead(pages.num_pages * self._form.page_bytes)
+        num_bytes = pages.num_pages * self._form.page_bytes
+        read = FolderRead(lambda: self._add_bytes(-num_bytes))
         timer = threading.Timer(limit_s, read.expire)
         timer.daemon = True
         timer.start()  # which may fail: nothing waits for the read yet
         self._under_way[names[first]] = read
         read.is_inserted.add_done_callback(lambda _: self._under_way.pop(names[first], None))
-        with self._lock:
-            self._read_bytes += read.num_bytes
+        self._add_bytes(num_bytes)
 
         def run() -> None:
             bundle = None
@@ -152,11 +136,10 @@ class FolderSource:
                 log.exception("the pages of a prompt cannot be read")
             finally:
                 timer.cancel()
-                self._release(read)
                 self._current = None
             ended = LATE if read.is_late else CANCELLED if read.is_cancelled else DAMAGED if bundle is None else FOUND
             self._note(ended)
-            read.resolve(bundle)
+            read.end(bundle)
             if bundle is not None:
                 places = range(bundle.range.end)
                 self._folder.touch([((names[n], g), n) for n in places for g in range(len(self._form.groups))])
@@ -166,7 +149,7 @@ class FolderSource:
         except Exception:  # there is no thread: nothing may wait for it
             timer.cancel()
             read.cancel()
-            self._release(read)
+            read.end(None)
             raise
         return read
 
@@ -209,11 +192,9 @@ class FolderSource:
             data[place * size : (place + 1) * size] = found.pop(row)
         return data
 
-    def _release(self, read: FolderRead) -> None:
-        """Its bytes are taken no more. The first call counts."""
+    def _add_bytes(self, num_bytes: int) -> None:
         with self._lock:
-            self._read_bytes -= read.num_bytes
-            read.num_bytes = 0
+            self._read_bytes += num_bytes
 
     def _note(self, outcome: str) -> None:
         with self._lock:

@@ -1,13 +1,11 @@
 """The decode server's end: it asks prefill servers for the pages of prompts."""
 
-import contextlib
 import logging
 import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
 from typing import NamedTuple
 
 from quire.group.handshake import HandshakeFailed, enter
@@ -26,12 +24,13 @@ from quire.peers.messages import (
     PrefillRequest,
     Refused,
 )
+from quire.peers.page_arrival import PageArrival
 from quire.peers.peer_list import Peer, PeerList
 
 log = logging.getLogger(__name__)
 
 MAX_FETCHES = 64  # prompts under way; more are computed here
-MAX_FETCHED_BYTES = 2 * 2**30  # of pages under way; a single prompt may have more
+MAX_FETCHED_BYTES = 2 * 2**30  # of pages that come, or wait to be entered; a single prompt may have more
 CONNECT_S = 2.0  # also for the handshake
 # Outcomes besides BUSY, DIFFERS and FAILED, a fault of this server. After all but the first it computes the prompt.
 RECEIVED = "received"
@@ -62,47 +61,21 @@ class RefusedByPeer(Exception):
         self.kind = kind
 
 
-class Fetch:
-    """A prompt that a peer computes. `result` is None where it must be computed here; it never has an exception."""
+class Fetch(PageArrival):
+    """A prompt that a peer computes."""
 
-    begins_again = False
+    _link: "Link[FromPrefill] | None" = None
 
-    def __init__(self) -> None:
-        self.result: Future[PageBundle | None] = Future()
-        self.is_cancelled = self.is_late = False
-        self._link: Link[FromPrefill] | None = None
-        self._lock = threading.Lock()
-
-    def cancel(self) -> None:
-        """The pages are not wanted any more."""
+    def stop(self) -> None:
         with self._lock:
-            self.is_cancelled = True
-            self._end()
-
-    def inserted(self) -> None:
-        """Its pages are entered. Nothing is left to do."""
-
-    def expire(self) -> None:
-        """Its time is over. Whatever its thread waits for, the prompt does not."""
-        with self._lock:
-            self.is_late = not self.result.done()
-            self._end()
-        self.resolve(None)
-
-    def _end(self) -> None:
-        if self._link is not None:
-            self._link.close()  # wakes the thread that reads
+            if self._link is not None:
+                self._link.close()  # wakes the thread that reads
 
     def use(self, link: "Link[FromPrefill]") -> None:
         with self._lock:
             self._link = link
             if self.is_cancelled or self.is_late:
-                self._end()
-
-    def resolve(self, bundle: PageBundle | None) -> None:
-        """The first one counts."""
-        with contextlib.suppress(InvalidStateError):
-            self.result.set_result(bundle)
+                link.close()
 
 
 class PageClient:
@@ -150,22 +123,27 @@ class PageClient:
                 return None
             self._num_fetches += 1
             self._fetched_bytes += most
-        fetch = Fetch()
 
         def end() -> None:
             with self._lock:
                 self._num_fetches -= 1
+
+        def release() -> None:
+            with self._lock:
                 self._fetched_bytes -= most
+
+        fetch = Fetch(release)
 
         def run() -> None:
             bundle = self._run(fetch, peer, prompt, within_s)
             end()
-            fetch.resolve(bundle)
+            fetch.end(bundle)
 
         try:
             threading.Thread(target=run, name="quire-fetch", daemon=True).start()
         except RuntimeError:  # the system has no more threads
             end()
+            release()
             self.peers.unused(peer)
             raise
         return fetch

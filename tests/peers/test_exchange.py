@@ -222,6 +222,23 @@ def test_no_more_bytes_are_held_than_may_be(monkeypatch):
     wait_until(lambda: peer.server.held_bytes == 0)
 
 
+def test_pages_that_wait_to_be_entered_count_as_those_that_come(monkeypatch):
+    monkeypatch.setattr(page_client, "MAX_FETCHED_BYTES", 15_000)
+    peer = PrefillEnd()
+    client = client_of(peer.endpoint)
+    waiting = client.fetch(prompt(), WAIT_S)  # 10 pages
+    assert waiting.result.result(WAIT_S) is not None
+    assert client.fetch(prompt(), WAIT_S) is None
+    waiting.inserted()
+    waiting.cancel()  # the request has ended, too
+    unwanted = client.fetch(prompt(), WAIT_S)
+    assert unwanted.result.result(WAIT_S) is not None
+    assert client.fetch(prompt(), WAIT_S) is None
+    unwanted.cancel()
+    assert client.fetch(prompt(), WAIT_S).result.result(WAIT_S) is not None
+    assert client.counters["full"] == 2
+
+
 def test_strangers_and_garbage_do_not_disturb_a_prefill_server():
     peer = PrefillEnd()
     for data in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\0" * 4096, b"\xff" * 4096, os.urandom(4096)):
