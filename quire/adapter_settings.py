@@ -1,5 +1,6 @@
 """Settings of adapters: their names, where they are, and how many of which rank there is room for."""
 
+import re
 from collections.abc import Sequence
 
 from quire.choice import Choice, chosen
@@ -11,12 +12,16 @@ DEFAULT_LORA_RANK = 16
 MAX_LORA_RANK = 1024
 MAX_ADAPTER_NAME = 256  # characters
 
+_WITH_REVISION = re.compile(r"\w[\w.-]*/[\w.-]+@\S+")  # on the hub
+
 
 def adapter_places(config: Config) -> dict[str, str]:
     """The folder, or the repository on the hub, of each adapter given at the start, by name."""
     places: dict[str, str] = {}
     for given in (part.strip() for parts in config.lora_adapters for part in parts.split(",")):
         name, separator, place = given.partition("=")
+        if not separator and _WITH_REVISION.fullmatch(given):
+            name, place = given.partition("@")[0], given
         check_adapter_name(name)
         if name in places:
             raise InvalidSetting(f"lora_adapters has {name!r} twice")

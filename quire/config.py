@@ -46,8 +46,8 @@ class Config:
     lora_adapters: tuple[str, ...] = setting(
         (),
         ADAPTERS,
-        "LoRA adapters that requests may name: name=FOLDER, or org/name on the hub; comma-separated, or "
-        "repeat the option.",
+        "LoRA adapters that requests may name: name=FOLDER, or org/name[@revision] on the hub; "
+        "comma-separated, or repeat the option.",
     )
     max_loras: int | None = setting(
         None,
