@@ -134,6 +134,8 @@ class Request:
     timings: bool = False  # an account of what became of it is wanted
     traced: bool = False  # records of some of its steps are wanted
     adapter: str | None = None  # the name of a LoRA adapter
+    # Of the adapter that it has begun with, which `adapter` may not name any more; "" before an engine has it.
+    adapter_digest: str = ""
 
     def __post_init__(self) -> None:
         _require("prompt", "empty", len(self.prompt) > 0, "at least one token")

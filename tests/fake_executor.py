@@ -99,6 +99,7 @@ class Slot:
     start: SlotStart
     tables: list[list[int]]  # pages by group
     adapter: int = 0  # its number
+    weights: int = 0  # what stands for those of its adapter
     length: int | None = None  # positions computed; known from its first chunk
     tokens: list[int] = field(default_factory=list)  # those of its start and those that it sampled
     states: list[int] = field(default_factory=list)  # the digest after each of them
@@ -109,7 +110,7 @@ class Slot:
 
     def append(self, token: int) -> None:
         self.tokens.append(token)
-        self.states.append(digest(self.states[-1] if self.states else self.adapter, token))
+        self.states.append(digest(self.states[-1] if self.states else self.weights, token))
 
 
 class Pending:
@@ -196,8 +197,8 @@ class FakeExecutor:
     def drop_adapter(self, number: int) -> None:
         del self.adapters[number]
 
-    def adapter_digest(self, number: int) -> str:
-        return repr(self.adapters[number])
+    def adapter_digest(self, adapter: object) -> str:
+        return repr(adapter)
 
     def read_pages(self, pages: Sequence[int]) -> Callable[[], memoryview]:
         for page in pages:
@@ -254,7 +255,7 @@ class FakeExecutor:
             self._adapter_slots[load.slot] = load.number
         for start in plan.started:
             adapter = self._adapter_slots[start.adapter] if start.adapter else 0
-            slot = self._slots[start.slot] = Slot(start, [[] for _ in self._groups], adapter)
+            slot = self._slots[start.slot] = Slot(start, [[] for _ in self._groups], adapter, self._weights(adapter))
             for token in (*start.prompt, *start.generated):
                 slot.append(token)
         for number, begin, forced in plan.forced:
@@ -290,6 +291,11 @@ class FakeExecutor:
                 prompt_logprobs[index] = self._score(used, chunk)
         self._save_states(plan, set(slots_used))
         return StepResult(plan.step, tokens, logprobs, prompt_logprobs, failed)
+
+    def _weights(self, number: int) -> int:
+        """Of an adapter that is a number, that; of others the number of their load."""
+        adapter = self.adapters.get(number)
+        return adapter if isinstance(adapter, int) else number
 
     def _compute(self, slot: Slot, chunk: Chunk, allowed: Allowed) -> tuple[list[int], list[int]]:
         """Write the chunk's positions and sample. Returns the new tokens and the digests that they follow."""

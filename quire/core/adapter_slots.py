@@ -1,14 +1,23 @@
 """The adapters that sequences name, and the few of them that are on the device."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from quire.core.plan import AdapterLoad
 from quire.core.sequence import Sequence
-from quire.errors import ModelNotFound, listed, shown
+from quire.errors import EngineFailed, ModelNotFound, listed, shown
+
+
+class Loaded(NamedTuple):
+    """An adapter as it was loaded."""
+
+    name: str
+    digest: str  # of its weights; "" where no other engine asks for it
 
 
 class AdapterSlots:
-    """A name stands for the adapter that was loaded under it last. Every load has a number of its own.
+    """A name stands for the adapter that was loaded under it last. Every load has a number of its own. A digest names
+    the weights of an adapter in all engines.
 
     An adapter that running sequences use has a slot, and keeps it. One without users may lose its slot to another, the
     least recently used first. When all slots are in use by others, the oldest sequence that waits reserves one: no
@@ -19,7 +28,7 @@ class AdapterSlots:
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
         self._names: dict[str, int] = {}
-        self._loaded_as: dict[int, str] = {}  # by number, of those that are needed
+        self._loaded: dict[int, Loaded] = {}  # by number, those that are needed
         self._num_loaded = 0
         self._slots: dict[int, int] = {}  # by number of the adapter, the least recently used first
         self._users: dict[int, int] = {}  # running sequences by number of the adapter
@@ -32,27 +41,49 @@ class AdapterSlots:
     def names(self) -> list[str]:
         return sorted(self._names)
 
-    def load(self, name: str) -> int:
+    def load(self, name: str, digest: str = "") -> int:
         """`name` stands for another adapter from now on. Returns its number."""
-        self._num_loaded += 1
         before = self._names.get(name, 0)
-        self._names[name] = self._num_loaded
-        self._loaded_as[self._num_loaded] = name
+        self._names[name] = number = self._add(name, digest)
         self._forget_unneeded(before)
+        return number
+
+    def load_for_begun(self, name: str, digest: str) -> int:
+        """Load an adapter that `name` stood for when another engine began a sequence. Returns its number, which is to
+        be held."""
+        return self._add(name, digest)
+
+    def _add(self, name: str, digest: str) -> int:
+        self._num_loaded += 1
+        self._loaded[self._num_loaded] = Loaded(name, digest)
         return self._num_loaded
 
     def unload(self, name: str) -> None:
         """Forget `name`. Sequences that have the adapter keep it."""
         self._forget_unneeded(self._names.pop(name))
 
-    def find(self, name: str | None) -> int:
-        """The number of the adapter; 0 for none."""
+    def find(self, name: str | None, digest: str = "") -> int:
+        """The number of the adapter; 0 for none. With a digest it is the adapter that has it, whatever its name."""
         if name is None:
             return 0
+        if digest:
+            number = self.with_digest(name, digest)
+            if number is None:
+                raise EngineFailed(f"adapter {shown(name)} has changed since the answer began; send the request again")
+            return number
         if name not in self._names:
             known = listed(self.names) or "none"
             raise ModelNotFound(f"there is no adapter {shown(name)}; loaded are: {known}", param="model")
         return self._names[name]
+
+    def with_digest(self, name: str, digest: str) -> int | None:
+        """The number of an adapter with this digest, preferably one that is called `name`; None if there is none."""
+        found = [number for number, loaded in list(self._loaded.items()) if loaded.digest == digest]
+        named = self._names.get(name)
+        return named if named in found else next(iter(found), None)
+
+    def digest_of(self, number: int) -> str:
+        return self._loaded[number].digest
 
     def is_needed(self, number: int) -> bool:
         """True if it has a name, or a sequence that has not ended."""
@@ -74,14 +105,14 @@ class AdapterSlots:
     def in_use(self) -> tuple[list[str], list[str]]:
         """The names of the adapters that sequences run with, and of those that sequences wait with, as they were
         loaded. Any thread may ask."""
-        users, names = self._users.copy(), self._loaded_as.copy()
+        users, loaded = self._users.copy(), self._loaded.copy()
         waiting = [number for number, count in self._holders.copy().items() if count > users.get(number, 0)]
-        running, others = ({names[number] for number in found if number in names} for found in (users, waiting))
+        running, others = ({loaded[number].name for number in found if number in loaded} for found in (users, waiting))
         return sorted(running), sorted(others)
 
     def _forget_unneeded(self, number: int) -> None:
         if not self.is_needed(number):
-            self._loaded_as.pop(number, None)
+            self._loaded.pop(number, None)
 
     # Slots
 
@@ -169,7 +200,7 @@ class AdapterSlots:
             else:
                 assert not sequence.adapter_slot
         assert users == self._users, "the users of adapters are counted wrong"
-        assert self._loaded_as.keys() == {*self._names.values(), *self._holders}, "names of adapters are lost or left"
+        assert self._loaded.keys() == {*self._names.values(), *self._holders}, "names of adapters are lost or left"
         slots = list(self._slots.values())
         assert len(set(slots)) == len(slots), "two adapters have one slot"
         assert all(1 <= slot <= self._num_slots for slot in slots)

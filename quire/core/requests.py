@@ -58,7 +58,7 @@ class Requests:
 
     def add(self, request: Request, so_far: SoFar, waited_s: float = 0.0) -> None:
         """Queue the samples of a request that have not ended. `waited_s`: the part of its time that has passed."""
-        adapter, salt = self._running.adapters.find(request.adapter), self.salt_of(request)
+        adapter, salt = self._adapter_of(request), self.salt_of(request)
         self._deadlines.add(request, waited_s)
         sequences = self._live[request.request_id] = []
         reuses = self._limits.snapshots != 0
@@ -96,8 +96,11 @@ class Requests:
 
     def salt_of(self, request: Request) -> str:
         """The salt of the pages of a request, which knows its adapter too."""
-        adapter = self._running.adapters.find(request.adapter)
+        adapter = self._adapter_of(request)
         return self.salt_with(request, str(adapter) if adapter else "")
+
+    def _adapter_of(self, request: Request) -> int:
+        return self._running.adapters.find(request.adapter, request.adapter_digest)
 
     def salt_with(self, request: Request, adapter: str) -> str:
         """The salt with this name of its adapter; "" without one."""

@@ -3,9 +3,9 @@
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from quire.engine.adapters import LoadedAdapters
+from quire.engine.adapters import LoadedAdapters, ReadAdapter
 from quire.engine.port import Port
 from quire.errors import InvalidAdapter, QuireError, reason_of
 from quire.ipc.messages import AdapterDone, AdapterTable, LoadAdapter, SyncAdapters, UnloadAdapter
@@ -21,7 +21,7 @@ class AdapterRead(NamedTuple):
     number: int  # of the command; 0: none waits for an answer
     name: str
     folder: str
-    read: "Future[Any]"
+    read: "Future[ReadAdapter]"
 
 
 class AdapterCommands:

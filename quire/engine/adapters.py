@@ -4,22 +4,31 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire.core.adapter_slots import AdapterSlots
 from quire.engine.executor import Executor
-from quire.errors import InvalidAdapter, ModelNotFound, NoSuchRoute, listed, shown
+from quire.errors import EngineFailed, InvalidAdapter, ModelNotFound, NoSuchRoute, listed, reason_of, shown
+from quire.ipc.messages import Submit
 
 log = logging.getLogger(__name__)
 
 Read = Callable[[str], Any]  # an adapter's folder to its arrays; raises `InvalidAdapter`
 
 
+class ReadAdapter(NamedTuple):
+    """The contents of an adapter's files."""
+
+    arrays: Any
+    digest: str
+
+
 class LoadedAdapters:
     """The folder of each adapter, and its arrays on the executor's host for as long as requests may use them.
 
     Files are read by another thread, so that steps go on meanwhile. `version` grows with every change: of two tables of
-    the same server the one with the higher version is right. Owned by the engine thread.
+    the same server the one with the higher version is right. A request keeps the adapter that it began with, also when
+    another engine goes on with it: that one finds it by its digest. Owned by the engine thread.
     """
 
     def __init__(
@@ -31,39 +40,94 @@ class LoadedAdapters:
         self._read = read
         self.root = root
         self._numbers: set[int] = set()  # on the executor's host
-        self._reading: dict[str, Future[Any]] = {}
+        self._reading: dict[str, Future[ReadAdapter]] = {}
+        self._reading_for_begun: dict[str, Future[ReadAdapter]] = {}  # by digest; those that failed stay
+        self._held: dict[int, int] = {}  # numbers, by the request that will have the adapter
         self._pool = ThreadPoolExecutor(1, "quire-adapters")  # its thread begins with its first work
-        self._digests: dict[int, Future[str]] = {}  # by number, of those that were asked for
         self.folders: dict[str, str] = {}
         self.version = 0
 
     def load(self, name: str, folder: str) -> None:
         """Read an adapter and wait for it."""
-        self.add(name, folder, self._need_read()(folder))
+        self._use(name, folder, self._read_folder(self._need_read(), folder))
 
-    def begin_load(self, name: str, folder: str) -> "Future[Any]":
+    def begin_load(self, name: str, folder: str) -> "Future[ReadAdapter]":
         """Read an adapter on another thread. Requests for it wait until `end_load`."""
-        self._reading[name] = self._pool.submit(self._need_read(), folder)
+        self._reading[name] = self._pool.submit(self._read_folder, self._need_read(), folder)
         return self._reading[name]
 
-    def end_load(self, name: str, folder: str, read: "Future[Any]") -> None:
+    def end_load(self, name: str, folder: str, read: "Future[ReadAdapter]") -> None:
         """Use what was read. Raises why it cannot be."""
         self.forget_load(name, read)
-        self.add(name, folder, read.result())
+        self._use(name, folder, read.result())
 
-    def forget_load(self, name: str, read: "Future[Any]") -> None:
+    def forget_load(self, name: str, read: "Future[ReadAdapter]") -> None:
         """Forget an adapter that was read and is not wanted any more. Requests wait for it no longer."""
         if self._reading.get(name) is read:
             del self._reading[name]
 
-    def reading(self, name: str | None) -> "Future[Any] | None":
-        """The future of an adapter that is being read."""
-        return None if name is None else self._reading.get(name)
+    def prepare(self, submit: Submit) -> "Future[ReadAdapter] | None":
+        """The adapter of a request that is being read. Called until it returns None. Raises EngineFailed where the
+        request has begun elsewhere, and there is no such adapter any more."""
+        request = submit.request
+        if request.adapter is None:
+            return None
+        reading = self._reading.get(request.adapter)
+        if not request.adapter_digest:
+            return reading
+        number = self._slots.with_digest(request.adapter, request.adapter_digest)
+        if number is None:
+            reading = reading or self._read_for_begun(request.adapter_digest, submit.adapter_folder, request.adapter)
+            if not reading.done() or reading is self._reading.get(request.adapter):
+                return reading
+            number = self._use_for_begun(request.adapter, request.adapter_digest, reading.result())
+        self._slots.hold(number)
+        self._held[request.request_id] = number
+        return None
 
-    def add(self, name: str, folder: str, adapter: Any) -> None:
+    def release(self, request_id: int) -> None:
+        """The request has its adapter, or needs none any more."""
+        number = self._held.pop(request_id, None)
+        if number is not None:
+            self._slots.let_go(number)
+            self.drop_unused()
+
+    def begun_with(self, name: str) -> tuple[str, str]:
+        """The digest and the folder of the adapter that a request has which begins now."""
+        return self._slots.digest_of(self._slots.find(name)), self.folders[name]
+
+    def _read_for_begun(self, digest: str, folder: str, name: str) -> "Future[ReadAdapter]":
+        """Read the adapter that requests have begun with, once for all of them. It must be the same still."""
+
+        def read() -> ReadAdapter:
+            what = f"the engine ended, and adapter {shown(name)}, which the answer began with, is lost"
+            try:
+                found = self._read_folder(self._need_read(), folder)
+            except Exception as error:
+                log.warning("adapter %s: %s: %r", name, what, error)
+                reason = self.message_for_clients(reason_of(error))
+                raise EngineFailed(f"{what}: {reason}; send the request again") from error
+            if found.digest != digest:
+                log.warning("adapter %s: %s: the files in %s have changed", name, what, folder)
+                raise EngineFailed(f"{what}: its files have changed since; send the request again")
+            return found
+
+        if digest not in self._reading_for_begun:
+            self._reading_for_begun[digest] = self._pool.submit(read)
+        return self._reading_for_begun[digest]
+
+    def _use_for_begun(self, name: str, digest: str, read: ReadAdapter) -> int:
+        del self._reading_for_begun[digest]
+        number = self._slots.load_for_begun(name, digest)
+        self._executor().add_adapter(number, read.arrays)
+        self._numbers.add(number)
+        log.info("adapter %s is loaded as it was, for requests that began with it", name)
+        return number
+
+    def _use(self, name: str, folder: str, read: ReadAdapter) -> None:
         """`name` stands for this adapter from now on. Requests that run with another of that name keep it."""
-        number = self._slots.load(name)
-        self._executor().add_adapter(number, adapter)
+        number = self._slots.load(name, read.digest)
+        self._executor().add_adapter(number, read.arrays)
         self._numbers.add(number)
         self.folders[name] = folder
         self.version += 1
@@ -85,22 +149,17 @@ class LoadedAdapters:
         """Free arrays that no request uses or can name."""
         for number in [number for number in self._numbers if not self._slots.is_needed(number)]:
             self._numbers.discard(number)
-            self._digests.pop(number, None)
             self._executor().drop_adapter(number)
 
     def digest_of(self, name: str | None) -> str | None:
-        """Names the weights of an adapter for other engines; "" without one. None where it is not loaded, or while the
-        first question for it is answered, by another thread. Any thread may ask."""
+        """Names the weights of an adapter for other engines; "" without one. None where it is not loaded. Any thread
+        may ask."""
         if name is None:
             return ""
         try:
-            number = self._slots.find(name)
-        except ModelNotFound:
+            return self._slots.digest_of(self._slots.find(name))
+        except (ModelNotFound, KeyError):  # it goes at this moment
             return None
-        digest = self._digests.get(number)
-        if digest is None:
-            digest = self._digests[number] = self._pool.submit(self._executor().adapter_digest, number)
-        return digest.result() if digest.done() and digest.exception() is None else None
 
     def allowed(self, path: str = "") -> str:
         """The folder that a client names, which must lie below the one that is allowed, wherever links lead."""
@@ -114,6 +173,10 @@ class LoadedAdapters:
     def message_for_clients(self, message: str) -> str:
         """`message` with paths relative to the folder that clients know, which they name so themselves."""
         return message if self.root is None else message.replace(f"{self.root.resolve()}/", "")
+
+    def _read_folder(self, read: Read, folder: str) -> ReadAdapter:
+        arrays = read(folder)
+        return ReadAdapter(arrays, self._executor().adapter_digest(arrays))
 
     def _need_read(self) -> Read:
         if self._read is None:

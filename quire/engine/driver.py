@@ -4,7 +4,9 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from enum import Enum, auto
+from typing import Any, NamedTuple
 
 from quire.core.plan import Failure
 from quire.engine.adapter_commands import AdapterCommand, AdapterCommands, AdapterRead
@@ -18,7 +20,7 @@ from quire.engine.preparations import Preparations, Prepared
 from quire.engine.queue_times import QueueTimes
 from quire.engine.step_traces import StepTraces
 from quire.errors import EngineFailed, EngineStopped, InvalidRequest, QuireError, RequestFailed, reason_of
-from quire.ipc.messages import PORT_SHIFT, Abort, AllResumed, Command, Event, Failed, Submit
+from quire.ipc.messages import PORT_SHIFT, Abort, AllResumed, BegunWith, Command, Event, Failed, Submit
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,13 @@ CHECK_EVERY_S = 30.0  # of idleness, the device is checked
 Message = Command | Order | Prepared | AdapterRead | Task
 # Called with the reason, and whether it is known that no request is at fault.
 Abandon = Callable[[str, bool], None]
+
+
+class Stage(NamedTuple):
+    """Something that a request waits for before the engine has it."""
+
+    prepare: Callable[[Submit], "Future[Any] | None"]  # None: there is nothing to wait for. Raises why it is refused
+    is_once: bool = False  # else it is called again when the future is done, until it returns None
 
 
 class Phase(Enum):
@@ -75,7 +84,11 @@ class Driver:
         self._times = QueueTimes()
         self._traces = StepTraces(self._clock)
         self._adapter_commands = AdapterCommands(engine.adapters, self.post)
-        self._stages = (lambda one: engine.adapters.reading(one.adapter), engine.prepare, engine.page_sources.prepare)
+        self._stages = (
+            Stage(engine.adapters.prepare),
+            Stage(lambda one: engine.prepare(one.request), is_once=True),
+            Stage(lambda one: engine.page_sources.prepare(one.request)),
+        )
         engine.observe(self._times)
         engine.observe(self._traces)
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
@@ -287,10 +300,15 @@ class Driver:
 
     def _prepare(self, port: Port, command: Submit, waited_s: float, sent_s: float, stage: int = 0) -> None:
         """Add a request once its adapter is read, and then its grammar compiled, and then its pages received."""
-        for number, prepare in enumerate(self._stages[stage:], start=stage):
-            preparing = prepare(command.request)
+        for number, (prepare, is_once) in enumerate(self._stages[stage:], start=stage):
+            try:
+                preparing = prepare(command)
+            except QuireError as refusal:
+                self._forget(command.request.request_id)
+                self._refuse(port, command, refusal)
+                return
             if preparing is not None:
-                prepared = Prepared(command, sent_s, min(number + 1, len(self._stages) - 1))  # the last one goes on
+                prepared = Prepared(command, sent_s, number + is_once)
                 self._preparing.begin(command, waited_s)
                 preparing.add_done_callback(lambda _, prepared=prepared: self.post(port, prepared))  # type: ignore[misc]
                 return
@@ -300,6 +318,10 @@ class Driver:
         request = command.request
         try:
             self._engine.add(request, command.so_far, waited_s)
+            self._engine.adapters.release(request.request_id)
+            if request.adapter is not None and not request.adapter_digest:
+                begun_with = self._engine.adapters.begun_with(request.adapter)
+                self._deliver(port, [BegunWith(request.request_id, *begun_with)])
             self._times.add(request.request_id, sent_s, self._clock(), request.timings)
             if request.traced:
                 self._traces.add(request.request_id)
@@ -337,6 +359,7 @@ class Driver:
 
     def _forget(self, request_id: int, is_finished: bool = False) -> None:
         self._preparing.forget(request_id)
+        self._engine.adapters.release(request_id)
         self._engine.page_sources.forget(request_id, is_finished)
         self._times.forget(request_id)
         self._traces.forget(request_id)

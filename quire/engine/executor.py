@@ -48,8 +48,8 @@ class Executor(Protocol):
     def drop_adapter(self, number: int) -> None:
         """Free an adapter that no later plan loads."""
 
-    def adapter_digest(self, number: int) -> str:
-        """A digest of an adapter's weights on the host, equal in every engine. Any thread may call it."""
+    def adapter_digest(self, adapter: Any) -> str:
+        """A digest of an adapter's weights, equal in every engine. Any thread may call it."""
 
     def read_pages(self, pages: Sequence[int]) -> Callable[[], memoryview]:
         """Copy pages from the device, after the steps that were submitted. Returns at once; any thread may call the

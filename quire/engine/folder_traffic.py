@@ -49,7 +49,7 @@ class FolderTraffic:
         if request is None or not is_finished:
             return
         try:
-            digest = self._digest_of(request.adapter)
+            digest = request.adapter_digest or self._digest_of(request.adapter)
             if digest is not None:
                 self._saves.offer(request, digest, self._store.names(request, digest))
         except Exception:  # of ours; the answer is complete, its pages are not kept

@@ -101,7 +101,7 @@ class PageTraffic:
             self.num_unused += begin > 0 and not found.is_used
             return self._end(request, found)
         # Another adapter may have got the name meanwhile.
-        is_same = self._digest_of(request.adapter) == found.adapter_digest
+        is_same = self._digest(request) == found.adapter_digest
         entered = self._store.insert(request, bundle, begin, self._rows_at_once) if is_same else None
         if entered is None:
             self.num_unused += 1
@@ -123,7 +123,7 @@ class PageTraffic:
     def _begin(self, request: Request) -> "Future[Any] | None":
         if request.prompt_logprobs is not None:
             return None  # which takes computing all of the prompt here
-        digest = self._digest_of(request.adapter)
+        digest = self._digest(request)
         if digest is None:
             return None  # the engine refuses it
         arriving = self._source.begin(request, digest)
@@ -131,6 +131,9 @@ class PageTraffic:
             return None
         self._incoming[request.request_id] = Incoming(arriving, digest)
         return arriving.result
+
+    def _digest(self, request: Request) -> str | None:
+        return request.adapter_digest or self._digest_of(request.adapter)
 
     def _end(self, request: Request, found: Incoming) -> "Future[Any] | None":
         del self._incoming[request.request_id]

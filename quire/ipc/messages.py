@@ -17,6 +17,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
     # Of a request that another engine began: the tokens of each sample so far, None for one that has ended.
     so_far: list[list[int] | None] | None = None
     waited_s: float = 0.0  # since its arrival, from which its deadlines count
+    adapter_folder: str = ""  # from which that engine had read the adapter of `request.adapter_digest`
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -78,6 +79,15 @@ class Started(msgspec.Struct, frozen=True, tag=True, array_like=True):
     queue_s: float
 
 
+class BegunWith(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The adapter that a request has until its end, also when another one gets its name, and when another engine goes
+    on with it. Sent when the engine accepts the request."""
+
+    request_id: int
+    digest: str
+    folder: str
+
+
 class AllResumed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The front end has sent all requests that it brings from the engine before this one. Those that are missing are
     over, or another engine has them."""
@@ -122,7 +132,7 @@ class AdapterTable(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 Command = Submit | Abort | AllResumed | LoadAdapter | UnloadAdapter | SyncAdapters
-Event = Progress | Failed | Started | Account | StepTrace | AdapterDone | AdapterTable
+Event = Progress | Failed | Started | BegunWith | Account | StepTrace | AdapterDone | AdapterTable
 
 
 class Described(msgspec.Struct, frozen=True, tag=True, array_like=True):

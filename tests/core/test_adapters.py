@@ -5,7 +5,7 @@ import pytest
 from quire.core.adapter_slots import AdapterSlots
 from quire.core.blocker import Blocker
 from quire.core.sequence import Sequence
-from quire.errors import ModelNotFound
+from quire.errors import EngineFailed, ModelNotFound
 from tests.core.harness import Harness, limits, request
 from tests.fake_executor import expected_tokens
 
@@ -105,6 +105,40 @@ def test_those_that_have_an_adapter_keep_it_when_its_name_goes() -> None:
     made.run()
     assert made.tokens[1, 0] == expected_tokens(request(1, max_tokens=6), adapter=1)
     assert not made.scheduler.adapters.is_needed(1)
+
+
+def test_one_that_began_elsewhere_has_the_adapter_of_its_digest_and_shares_pages_with_no_other() -> None:
+    made = harness(2)
+    prompt = tuple(range(12))
+    slots = made.scheduler.adapters
+    for digest in ("before", "now"):
+        made.executor.add_adapter(slots.load("a", digest), digest)
+        made.add(request(slots.find("a"), prompt, adapter="a", max_tokens=6))
+        made.step()
+    for number, digest in ((3, "before"), (4, "now"), (5, "")):
+        made.add(request(number, prompt, adapter="a", adapter_digest=digest, max_tokens=6))
+    made.run()
+    for number, adapter in ((3, 1), (4, 2), (5, 2)):
+        assert made.tokens[number, 0] == expected_tokens(request(number, prompt, max_tokens=6), adapter=adapter)
+    assert not slots.is_needed(1)
+    with pytest.raises(EngineFailed, match="'a' has changed since the answer began"):
+        made.add(request(6, prompt, adapter="a", adapter_digest="before"))
+
+
+def test_an_adapter_that_is_loaded_for_one_that_began_elsewhere_goes_with_it() -> None:
+    made = harness(1, "a")
+    slots = made.scheduler.adapters
+    number = slots.load_for_begun("a", "before")
+    made.executor.add_adapter(number, "before")
+    slots.hold(number)
+    made.add(request(1, adapter="a", adapter_digest="before", max_tokens=6))
+    slots.let_go(number)
+    made.add(request(2, adapter="a"))
+    made.run()
+    assert made.tokens[1, 0] == expected_tokens(request(1, max_tokens=6), adapter=number)
+    assert made.tokens[2, 0] == expected_tokens(request(2), adapter=1)
+    assert not slots.is_needed(number)
+    assert slots.names == ["a"]
 
 
 def test_adapters_are_loaded_again_when_the_device_was_lost() -> None:

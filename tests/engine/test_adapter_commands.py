@@ -10,7 +10,8 @@ from quire.engine.adapter_commands import AdapterCommands, AdapterRead
 from quire.engine.adapters import LoadedAdapters
 from quire.engine.port import Port
 from quire.errors import InvalidAdapter
-from quire.ipc.messages import AdapterDone, AdapterTable, LoadAdapter, SyncAdapters, UnloadAdapter
+from quire.ipc.messages import AdapterDone, AdapterTable, LoadAdapter, Submit, SyncAdapters, UnloadAdapter
+from tests.core.harness import request
 from tests.fake_executor import FakeExecutor
 from tests.patience import WAIT_S
 
@@ -86,7 +87,7 @@ def test_an_adapter_can_be_unloaded_while_it_is_read_again(commands: Commands) -
     for _ in range(3):
         commands.finish_one()
     assert commands.table == AdapterTable(9, {"a": "/a"})
-    assert commands.adapters.reading("b") is None
+    assert commands.adapters.prepare(Submit(request(1, adapter="b"))) is None
 
 
 def test_one_that_cannot_be_read_again_is_gone(commands: Commands) -> None:

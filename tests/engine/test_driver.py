@@ -12,7 +12,7 @@ from quire.engine.driver import MAX_COMMANDS_PER_TURN, Driver, Phase
 from quire.engine.engine import Engine
 from quire.engine.port import Port
 from quire.errors import Overloaded
-from quire.ipc.messages import Abort, AdapterTable, Event, Failed, Started, Submit
+from quire.ipc.messages import Abort, AdapterTable, BegunWith, Event, Failed, Started, Submit
 from quire.request import FinishReason, Request
 from tests.core.harness import limits, request
 from tests.engine.test_engine import poisoned
@@ -50,7 +50,7 @@ class Client:
             assert event.request_id not in self.ended
             self.ended[event.request_id] = event
             return
-        if isinstance(event, Started | AdapterTable):
+        if isinstance(event, Started | AdapterTable | BegunWith):
             return
         for update in event.updates:
             self.tokens.setdefault(update.request_id, []).extend(update.tokens)

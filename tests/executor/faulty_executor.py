@@ -63,6 +63,9 @@ class FaultyExecutor:
     def drop_adapter(self, number: int) -> None:
         self._inner.drop_adapter(number)
 
+    def adapter_digest(self, adapter: Any) -> str:
+        return self._inner.adapter_digest(adapter)
+
     def check_device(self) -> None:
         self._inner.check_device()
 

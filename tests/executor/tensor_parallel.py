@@ -108,9 +108,9 @@ def generate(
 ) -> dict[int, list[int]]:
     """`adapter`, as the executor's model takes it, is called `a`."""
     limits = LIMITS if adapter is None else replace(LIMITS, max_loras=1)
-    engine = Engine(Scheduler(limits, time.monotonic), executor)
+    engine = Engine(Scheduler(limits, time.monotonic), executor, read_adapter=lambda _: adapter)
     if adapter is not None:
-        engine.adapters.add("a", "", adapter)
+        engine.adapters.load("a", "")
     return run(engine, requests)
 
 

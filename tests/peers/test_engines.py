@@ -127,7 +127,7 @@ def test_an_adapter_that_is_replaced_while_its_pages_come_is_computed_here(engin
         wait_until(lambda one=one: one.engine.adapters.digest_of("tuned") is not None)
     asked = decode.submit(LONG, adapter="tuned")
     wait_until(lambda: prefill.server.num_asked == 1)
-    decode.engine.adapters.add("tuned", "2", "2")  # while nothing runs there
+    decode.engine.adapters.load("tuned", "2")  # while nothing runs there
     release.set()
     decode.front_end.wait_for(asked)
     assert decode.front_end.tokens[asked.request_id] == expected_tokens(asked, adapter=2)
@@ -158,7 +158,7 @@ def test_pages_of_an_adapter_that_gets_a_replaced_ones_name_are_not_sent_for_it(
     wanted = PrefillRequest(FACTS, list(LONG), b"", "tuned", digest_of("tuned"), 0, WAIT_S, 0)
     computed = Prefills(one.driver, one.store, digest_of).begin(wanted).result.result(WAIT_S)
     assert computed.read(0, 1)
-    one.engine.adapters.add("tuned", "2", "2")  # while nothing runs there
+    one.engine.adapters.load("tuned", "2")  # while nothing runs there
     one.answer(LONG, adapter="tuned")
     with pytest.raises(RefusedPrompt, match="its adapter replaced"):
         computed.read(1, 9)

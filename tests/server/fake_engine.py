@@ -1,5 +1,6 @@
 """Builders of engines with the fake executor, for engine processes."""
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,8 +49,10 @@ class FakeEngine:
         time.sleep(self.step_s)
 
 
-def read_adapter(folder: str) -> str:
-    """As far as an executor without numbers needs it."""
-    if not Path(folder, "adapter_config.json").is_file():
+def read_adapter(folder: str) -> str | int:
+    """As far as an executor without numbers needs it: the folder, or the number in its config."""
+    config = Path(folder, "adapter_config.json")
+    if not config.is_file():
         raise InvalidAdapter(f"{folder}: there is no adapter_config.json")
-    return folder
+    number: int | None = json.loads(config.read_text()).get("number")
+    return folder if number is None else number

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from quire.errors import DeadlineExceeded, queue_limit, time_limit
-from quire.ipc.messages import Account, Submit, TokenLogprobs, Update
+from quire.ipc.messages import Account, BegunWith, Submit, TokenLogprobs, Update
 from quire.request import FinishReason, Request
 from quire.server.service.generation_spec import GenerationSpec
 from quire.text.generation import Generation
@@ -51,6 +51,7 @@ class OpenPrompt:
             for _ in range(request.samples)
         ]
         self.num_left = request.samples
+        self.begun_with: BegunWith | None = None  # the adapter that an engine has accepted it with
         self.has_started = False  # it has had a slot, so that it may wait for another one for any time
         self._is_plain = not spec.stop and request.prompt_logprobs is None
         self._is_with_another = False  # an engine that has sent no account yet
@@ -70,8 +71,11 @@ class OpenPrompt:
                 request = replace(request, prompt_logprobs=None)  # all of them have come
             else:
                 self.logprobs.clear()
+        folder = ""
+        if self.begun_with is not None:
+            request, folder = replace(request, adapter_digest=self.begun_with.digest), self.begun_with.folder
         so_far = [None if sample.finish is not None else sample.tokens for sample in self.samples]
-        return Submit(request, so_far, spent_s)
+        return Submit(request, so_far, spent_s, folder)
 
     def deadline_passed(self, spent_s: float) -> DeadlineExceeded | None:
         """The error of a request that no engine has, `spent_s` after its arrival; None while it may wait on."""

@@ -13,6 +13,7 @@ from quire.ipc.messages import (
     Account,
     AdapterDone,
     AdapterTable,
+    BegunWith,
     Event,
     Failed,
     Progress,
@@ -182,6 +183,10 @@ class Service:
                 if found is not None:
                     found[0].has_started = True
                     found[1].times.note_queue(message.queue_s)
+            elif isinstance(message, BegunWith):
+                found = prompts.get(message.request_id)
+                if found is not None:
+                    found[0].begun_with = message
             elif isinstance(message, Account):
                 found = prompts.get(message.request_id)
                 if found is not None:
