@@ -76,7 +76,12 @@ class Config:
         "the bytes; that of --dtype by its name; auto, as if not given: that of the checkpoint's kv_cache_scheme, or "
         "of --dtype.",
     )
-    memory_fraction: float | None = setting(None, MEMORY, "Share of the device's memory that may be used.")
+    memory_fraction: float | None = setting(
+        None,
+        MEMORY,
+        "Share of the device's memory that may be used. On a GPU the engine takes it, and at most 0.94; engines "
+        "whose shares add up to that fit on one GPU. Default: 0.94 on a GPU, 0.5 on a CPU.",
+    )
     prefix_caching: bool = setting(
         True, MEMORY, "Reuse the pages of finished requests for prompts with the same beginning."
     )

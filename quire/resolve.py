@@ -23,6 +23,8 @@ METHODS = (  # of checkpoints
 OTHER_NAMES = {("fp8", "fbgemm_fp8"), ("modelopt_fp4", "modelopt"), ("intel/auto-round", "auto-round")}
 
 
+MAX_RESERVED = 0.94  # of a GPU's memory, that JAX takes at most: programs and the driver have the rest
+
 # Platforms as JAX names them.
 _DTYPE_BY_PLATFORM = {
     "cpu": ("float32", "CPUs without bfloat16 units would convert at every step"),
@@ -88,6 +90,7 @@ class Facts:
     cache_dtype: str | None = None  # that its keys and values are cached in; None: it does not say
     compute_capability: float | None = None  # of NVIDIA GPUs; None: unknown
     widened_weight_bytes: int = 0  # of the largest weight that a product widens
+    reserved_fraction: float = MAX_RESERVED  # of a GPU's memory, that JAX has taken: memory_bytes
     outside_bytes: int = 0  # of a GPU, that are not JAX's
     host_bytes: int = 0  # of the host's memory, the share of one engine
     is_native: bool = False  # whether all products and norms are those of the native library
@@ -135,7 +138,7 @@ class Resolved:
 class PlatformDefaults:
     max_batch_size: int
     max_batch_prefill_tokens: int
-    memory_fraction: float
+    filled: float  # share of the memory that weights, steps and pages may fill; on a GPU, of what JAX has taken
     min_tokens: int
     page_size: int
     max_burst: int
@@ -176,7 +179,8 @@ def resolve(config: Config, facts: Facts, is_served: bool = False) -> Resolved:
     def choose(name: str, value: Any, reason: str = f"{platform.upper()} default") -> Choice[Any]:
         return chosen(name, getattr(config, name), value, reason)
 
-    fraction = choose("memory_fraction", defaults.memory_fraction)
+    share = facts.reserved_fraction if platform == "gpu" else defaults.filled
+    fraction = choose("memory_fraction", share)
     if not 0 < fraction.value <= 1:
         raise InvalidSetting(f"memory_fraction is {fraction.value}; it must be above 0 and at most 1")
     dtype, page_size = resolve_dtype(facts.platform, config.dtype), choose("page_size", defaults.page_size)
@@ -215,12 +219,19 @@ def resolve(config: Config, facts: Facts, is_served: bool = False) -> Resolved:
     del values["memory_fraction"]
     return Resolved(
         **values,
-        memory_limit_bytes=int(fraction.value * facts.memory_bytes),
+        memory_limit_bytes=_memory_limit_bytes(fraction.value, platform, facts),
         min_tokens=least_rows(choices[2].value, facts.quantization) if fixed_order else defaults.min_tokens,
         fixed_tokens=defaults.fixed_tokens,
         fixed_order=fixed_order,
         choices=tuple(choices),
     )
+
+
+def _memory_limit_bytes(fraction: float, platform: str, facts: Facts) -> int:
+    """The memory that weights, steps, pages and slots may fill."""
+    if platform != "gpu":
+        return int(fraction * facts.memory_bytes)
+    return int(DEFAULTS["gpu"].filled * min(1, fraction / facts.reserved_fraction) * facts.memory_bytes)
 
 
 def _max_total_tokens(config: Config, platform: str, max_positions: int) -> tuple[int, str]:

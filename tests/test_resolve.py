@@ -14,6 +14,7 @@ from quire.executor.compute_capability import compute_capability
 from quire.executor.program_order import MAX_UNPLACED_BYTES
 from quire.resolve import (
     MAX_HOST_CACHE_BYTES,
+    MAX_RESERVED,
     MOVING_BYTES,
     PAGE_STEP,
     RESERVE_BYTES,
@@ -194,14 +195,24 @@ def test_a_host_keeps_memory_for_itself() -> None:
 
 
 def test_on_other_devices_weights_the_largest_step_and_a_reserve_come_first() -> None:
-    facts = replace(FACTS, platform="gpu")
-    config = Config(memory_fraction=0.5, max_total_tokens=8192, page_size=16)
+    facts = replace(FACTS, platform="gpu", memory_bytes=int(8 * GIB / 0.95) + 1)
+    config = Config(max_total_tokens=8192, page_size=16)
     choice = pages(config, facts, step_bytes=GIB)
     left = 8 * GIB - GIB - GIB - RESERVE_BYTES
     assert left - PAGE_STEP * PAGE_BYTES < choice.value * PAGE_BYTES <= left
     assert choice.reason.startswith(
         "8.0 GiB allowed - 1.0 GiB weights - 1.0 GiB largest step - 256.0 MiB reserve = 5.8"
     )
+
+
+@pytest.mark.parametrize("asked", [None, 0.2, 0.45, 0.94, 1.0])
+def test_pages_fill_the_share_of_a_gpu_that_its_engine_has_taken(asked: float | None) -> None:
+    taken = min(asked or 1.0, MAX_RESERVED)
+    facts = replace(FACTS, platform="gpu", memory_bytes=int(80 * GIB * taken), reserved_fraction=taken)
+    limit = resolve(Config(memory_fraction=asked), facts).memory_limit_bytes
+    assert limit == pytest.approx(0.95 * taken * 80 * GIB, abs=2)
+    of_variable = replace(facts, memory_bytes=int(80 * GIB * 0.94), reserved_fraction=0.94)  # which a user has set
+    assert resolve(Config(memory_fraction=asked), of_variable).memory_limit_bytes == pytest.approx(limit, abs=2)
 
 
 def test_a_gpu_keeps_memory_for_pages_on_their_way_to_the_host() -> None:

@@ -28,6 +28,9 @@ def doctor(
 ) -> None:
     """Show the machine, how the model would fit and every choice of settings, without loading the weights."""
     log_to_stderr(quiet=True)
+    from quire.executor.memory import reserve_device_memory
+
+    reserve_device_memory(config.host_cache_gib, config.memory_fraction)  # before anything looks for devices
     machine = _machine() | _group(group) | _peers(peers)
     if not json:
         _print("This machine", machine)

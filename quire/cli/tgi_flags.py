@@ -78,7 +78,7 @@ class TgiFlags:
     aip_http_port: int | None = _means("port", "Port to listen on, as Vertex AI chooses it.")
     num_shard: int | None = _means("tensor_parallel", "Devices to split the model across.")
     sharded: str | None = _flag(None, "Needs --num-shard when true; with false --num-shard must be 1.", special=True)
-    cuda_memory_fraction: float | None = _means("memory_fraction", "Share of the device's memory that may be used.")
+    cuda_memory_fraction: float | None = _means("memory_fraction", "Share of a GPU's memory that the engine takes.")
     graceful_termination_timeout: float | None = _means("drain_s", "Seconds for open requests to finish after SIGTERM.")
     huggingface_hub_cache: Path | None = _means("hub_cache", "Where fetched models are kept.")
     use_prefix_caching: bool | None = _flag(None, "The same as --prefix-caching.", special=True)

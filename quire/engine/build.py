@@ -35,6 +35,7 @@ from quire.executor.memory import (
     device_memory_bytes,
     outside_bytes,
     reserve_device_memory,
+    reserved_fraction,
     weight_sizes,
 )
 from quire.executor.programs import Programs
@@ -98,7 +99,7 @@ def plan_deployment(
     model = build_model(files.config)
     if source is not None:  # before memory is taken for what the config says
         stored_names(model, source)
-    reserve_device_memory(config.host_cache_gib)
+    reserve_device_memory(config.host_cache_gib, config.memory_fraction)
     limit_threads()
     if meet is not None:
         config = meet(files, config)
@@ -176,7 +177,8 @@ def _facts(
         memory_bytes=host_bytes if platform == "cpu" else device_memory_bytes(device),
         host_bytes=host_bytes,
         compute_capability=compute_capability(device),
-        outside_bytes=outside_bytes(device),
+        outside_bytes=outside_bytes(device, is_shared=config.memory_fraction is not None),
+        reserved_fraction=reserved_fraction(),
         max_positions=model.max_positions,
         weight_bytes=sum(size.num_bytes for size in sizes),
         widened_weight_bytes=max(size.widened_bytes for size in sizes),

@@ -19,19 +19,23 @@ from quire.models.params import Param
 from quire.ops.coded import experts_widened_bytes
 from quire.ops.native import int8_product, library
 from quire.ops.quantized import is_coded, quantized_row_bytes
+from quire.resolve import MAX_RESERVED
 from quire.sharding import sharding
 
-FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+FRACTION_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # JAX refuses both together
+JAX_FRACTION = 0.75  # where none is set
 SPARE_GIB = 8  # of pinned memory, for pages that are written before others are freed, and for transfers
 
 
-def reserve_device_memory(pinned_gib: float = 0.0) -> None:
-    """Give JAX 94% of a GPU in place of its default, 75%: programs need little outside of JAX's arrays. And as much
-    pinned host memory as its pages take, in place of 64 GB.
+def reserve_device_memory(pinned_gib: float = 0.0, fraction: float | None = None) -> None:
+    """Give JAX this share of a GPU's memory, and no more than 94%, in place of its default, 75%: programs need little
+    outside of JAX's arrays. And as much pinned host memory as its pages take, in place of 64 GB.
 
     Call it before JAX has looked for devices. The environment variables take precedence.
     """
-    os.environ.setdefault(FRACTION, "0.94")
+    if not any(map(os.environ.get, FRACTION_VARIABLES)):
+        wanted = fraction if fraction is not None and fraction > 0 else MAX_RESERVED  # others are refused by name later
+        os.environ[FRACTION_VARIABLES[0]] = str(min(wanted, MAX_RESERVED))
     if 0 < pinned_gib < math.inf:  # others are refused by name later
         os.environ.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", str(math.ceil(pinned_gib) + SPARE_GIB))
 
@@ -42,12 +46,18 @@ def device_memory_bytes(device: jax.Device) -> int:
     return int(stats.get("bytes_limit", 0)) or memory_bytes()
 
 
-def outside_bytes(device: jax.Device) -> int:
-    """The memory of a GPU that is not JAX's: for programs, for the driver, and for other processes."""
+def reserved_fraction() -> float:
+    """The share of a GPU's memory that JAX takes."""
+    return next((float(given) for given in map(os.environ.get, FRACTION_VARIABLES) if given), JAX_FRACTION)
+
+
+def outside_bytes(device: jax.Device, is_shared: bool = False) -> int:
+    """The memory of a GPU that is not JAX's: for programs, for the driver, and for processes that compile. Of a GPU
+    that is shared with others, the same share of what this engine takes."""
     if device.platform != "gpu":
         return 0
-    limit, fraction = device_memory_bytes(device), float(os.environ.get(FRACTION) or "0.75")
-    return int(limit / fraction) - limit
+    limit, fraction = device_memory_bytes(device), reserved_fraction()
+    return int(limit / (max(fraction, MAX_RESERVED) if is_shared else fraction)) - limit
 
 
 def compiling_environment() -> dict[str, str]:
