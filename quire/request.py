@@ -12,6 +12,7 @@ from quire.errors import InvalidRequest
 MAX_LOGPROBS = 20
 MAX_ADJUSTED_TOKENS = 1024  # of one request: those with a bias, and those that min_tokens forbids for a while
 MAX_TOKEN_ID = 2**31 - 1
+MAX_PRIORITY = 2**31 - 1  # and as much below 0
 # The device computes in float32. Within these limits no number becomes 0 or infinite there, nor makes a logit so.
 MAX_TEMPERATURE = 100.0  # logits divided by more are all alike
 MIN_SHARE = 1e-30  # of the probability, which leaves one token: top_p and typical_p

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import InvalidSetting, shown
+from quire.request import MAX_PRIORITY
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LIMITS = ("requests_per_minute", "tokens_per_minute")
-_ENTRIES = ("key", "sha256", *_LIMITS)
+_ENTRIES = ("key", "sha256", *_LIMITS, "min_priority")
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class ApiKey:
     digest: bytes  # SHA-256 of the secret
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    min_priority: int = 0  # the least that its requests may have; lower runs first
 
 
 def digest_of(secret: bytes) -> bytes:
@@ -31,7 +33,11 @@ def digest_of(secret: bytes) -> bytes:
 
 
 def key_of(name: str, secret: str, limits: Mapping[str, int | None]) -> ApiKey:
-    return ApiKey(name, digest_of(secret.encode()), **limits)
+    return _key(name, digest_of(secret.encode()), limits)
+
+
+def _key(name: str, digest: bytes, limits: Mapping[str, int | None], min_priority: int = 0) -> ApiKey:
+    return ApiKey(name, digest, limits["requests_per_minute"], limits["tokens_per_minute"], min_priority)
 
 
 def read_keys(file: Path, limits: Mapping[str, int | None]) -> list[ApiKey]:
@@ -57,16 +63,22 @@ def _read_key(where: str, name: str, table: Any, limits: Mapping[str, int | None
             raise InvalidSetting(f"{where}: {shown(entry)} is not known; it can have {', '.join(_ENTRIES)}")
         if entry in _LIMITS and (type(value) is not int or value < 1):
             raise InvalidSetting(f"{where}: {entry} is {shown(value)}; it must be a whole number of at least 1")
+    min_priority = table.get("min_priority", 0)
+    if type(min_priority) is not int or abs(min_priority) > MAX_PRIORITY:
+        raise InvalidSetting(
+            f"{where}: min_priority is {shown(min_priority)}; it must be a whole number between {-MAX_PRIORITY} and "
+            f"{MAX_PRIORITY}"
+        )
     own = {limit: table.get(limit, limits[limit]) for limit in _LIMITS}
     if "sha256" in table:
         digest = str(table["sha256"]).lower()
         if not _DIGEST.fullmatch(digest):
             raise InvalidSetting(f"{where}: sha256 must be 64 hexadecimal digits")
-        return ApiKey(name, bytes.fromhex(digest), **own)
+        return _key(name, bytes.fromhex(digest), own, min_priority)
     secret = table["key"]
     if not isinstance(secret, str) or not secret.isprintable() or not secret or " " in secret:
         raise InvalidSetting(f"{where}: key must be a string without whitespace")
-    return key_of(name, secret, own)
+    return _key(name, digest_of(secret.encode()), own, min_priority)
 
 
 def check_distinct(keys: tuple[ApiKey, ...]) -> None:

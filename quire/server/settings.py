@@ -161,6 +161,14 @@ class ServerSettings:
         listed = [key_of(f"key-{place}", key, limits) for place, key in enumerate(_listed(self.api_key), start=1)]
         return (*listed, *(read_keys(self.api_keys_file, limits) if self.api_keys_file is not None else ()))
 
+    def min_priority(self, key_name: str) -> int | None:
+        """The least priority that requests with a key may have; None, for any, where the server has no keys."""
+        return self._min_priorities.get(key_name)
+
+    @cached_property
+    def _min_priorities(self) -> dict[str, int]:
+        return {key.name: key.min_priority for key in self.keys}
+
     @property
     def parses_special_in_messages(self) -> bool:
         """True with the setting, and with --tgi-strict."""

@@ -260,6 +260,8 @@ def test_two_workers_count_together(model_folder, keys_file):
         ('[ann]\nkey = "x"\nlimit = 2', "'limit' is not known"),
         ('[ann]\nkey = "x"\ntokens_per_minute = 0', "tokens_per_minute is 0; it must be"),
         ('[ann]\nkey = "x"\ntokens_per_minute = true', "tokens_per_minute is True; it must be"),
+        ('[ann]\nkey = "x"\nmin_priority = "low"', "min_priority is 'low'; it must be a whole number between -2147"),
+        ('[ann]\nkey = "x"\nmin_priority = -2147483648', "min_priority is -2147483648; it must be"),
         ('[ann]\nkey = "x"\n[bob]\nkey = "x"', "'bob' has the name or the secret of another"),
     ],
 )

@@ -56,7 +56,7 @@ def _prepared(
 ) -> tuple[AnswerForm, GenerationSpec, str]:
     constraint = constraint_of(fields, service.model)
     tools = tool_use(fields, service.model, constraint)
-    builder = _spec_builder(service, dialect, fields)
+    builder = _spec_builder(service, dialect, arrival, fields)
     with arrival.tokenising():
         prompt, tokens = encode_chat(service, fields, tools)
     spec = builder.spec(tokens)
@@ -83,7 +83,7 @@ def encode_chat(service: Service, fields: ChatRequest, tools: ToolUse | None) ->
     )
 
 
-def _spec_builder(service: Service, dialect: Dialect, fields: ChatRequest) -> SpecBuilder:
+def _spec_builder(service: Service, dialect: Dialect, arrival: Arrival, fields: ChatRequest) -> SpecBuilder:
     if fields.top_logprobs and not fields.logprobs:
         raise invalid("top_logprobs", f"is {fields.top_logprobs}; it needs logprobs to be true")
     between("top_logprobs", fields.top_logprobs or 0, 0, MAX_LOGPROBS)
@@ -96,6 +96,7 @@ def _spec_builder(service: Service, dialect: Dialect, fields: ChatRequest) -> Sp
         service.model,
         service.settings,
         dialect,
+        arrival,
         max_tokens=max_tokens,
         limit_field=limit_field,
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,

@@ -285,6 +285,7 @@ class Service:
         self._streams.add(stream)
         self._quiet.clear()
         stream.times.submitted_s = time.monotonic()  # before the engine can count its queue
+        min_priority = self.settings.min_priority(arrival.key_name)
         try:
             for one in specs:
                 self._count += 1
@@ -292,6 +293,7 @@ class Service:
                     one.request,
                     request_id=next_id(self._count),
                     salt=f"{owner}/{one.request.salt}" if owner else one.request.salt,
+                    priority=one.request.priority if min_priority is None else max(one.request.priority, min_priority),
                     timeout_s=self.settings.request_timeout_s,
                     queue_timeout_s=self.settings.queue_timeout_s,
                     timings=arrival.wants_timings or is_traced,

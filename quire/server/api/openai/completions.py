@@ -47,6 +47,7 @@ def _parse(service: Service, dialect: OpenAIDialect, arrival: Arrival, raw: dict
         model,
         settings,
         dialect,
+        arrival,
         max_tokens=_max_tokens(fields, dialect),
         logprobs=0 if best_of > n and fields.logprobs is None else fields.logprobs,
         samples=best_of,

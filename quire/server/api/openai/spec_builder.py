@@ -1,16 +1,16 @@
 """The fields of an OpenAI request as specs for the service."""
 
 from quire.errors import invalid
-from quire.request import Request
+from quire.request import MAX_PRIORITY, Request
 from quire.server.api.dialect import Dialect
 from quire.server.api.openai.requests import ChatRequest, SamplingFields
 from quire.server.api.sampling import at_most, between, sampling_params, seed_of
+from quire.server.service.arrival import Arrival
 from quire.server.service.generation_spec import GenerationSpec
 from quire.server.service.served_model import ServedModel
 from quire.server.settings import ServerSettings
 from quire.text.stop_strings import check_stops
 
-MAX_PRIORITY = 2**31 - 1
 MAX_STOP_IDS = 1024
 _SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty",
@@ -27,6 +27,7 @@ class SpecBuilder:
         model: ServedModel,
         settings: ServerSettings,
         dialect: Dialect,
+        arrival: Arrival,
         *,
         max_tokens: int | None,
         logprobs: int | None,
@@ -52,6 +53,13 @@ class SpecBuilder:
         check_stops(self._stop, settings.max_stop_sequences)
         between("n", samples, 1, settings.max_best_of)
         between("priority", fields.priority or 0, -MAX_PRIORITY, MAX_PRIORITY)
+        least = settings.min_priority(arrival.key_name)
+        if fields.priority is not None and least is not None and fields.priority < least:
+            raise invalid(
+                "priority",
+                f"is {fields.priority}; with the API key {arrival.key_name!r} it must be at least {least}, its "
+                "min_priority (lower runs first)",
+            )
         options = fields.stream_options
         if options is not None and not fields.stream:
             asked = [name for name in options.__struct_fields__ if getattr(options, name)]
