@@ -6,6 +6,7 @@ QuireError
 │   ├── TemplateFailed       the chat template cannot render it, or there is none
 │   ├── ModelNotFound        it names a model that is not served
 │   ├── Unauthorized         its API key is missing or wrong
+│   ├── ForbiddenOrigin      a web page sends it that is not this server's own
 │   ├── BodyTooLarge         its body has more bytes than the limit
 │   ├── UnsupportedMediaType its body has a type or a coding that is not read
 │   ├── ResponseNotFound     it names a response, or an item, that is not kept
@@ -93,6 +94,11 @@ class Unauthorized(InvalidRequest):
     kind = "unauthorized"
     status = 401
     headers = MappingProxyType({"www-authenticate": "Bearer"})
+
+
+class ForbiddenOrigin(InvalidRequest):
+    kind = "forbidden_origin"
+    status = 403
 
 
 class BodyTooLarge(InvalidRequest):

@@ -31,6 +31,7 @@ def read_curl(command: str) -> Sent:
     parser.add_argument("-N", action="store_true")
     given = parser.parse_args(shlex.split(command.removeprefix("curl ")))
     assert given.url.startswith(SERVER), given.url
-    headers = dict(header.split(": ", 1) for header in given.H)
+    form = {} if given.d is None else {"Content-Type": "application/x-www-form-urlencoded"}
+    headers = form | dict(header.split(": ", 1) for header in given.H)
     method = given.X or ("GET" if given.d is None else "POST")
     return Sent(method, given.url.removeprefix(SERVER), headers, given.d)

@@ -16,6 +16,7 @@ from quire.server.api.openai.dialect import OPENAI
 from quire.server.api.tgi.dialect import TGI
 from quire.server.caller import REQUEST_ID, key_name, request_id, request_id_from
 from quire.server.http.access import Access
+from quire.server.http.origins import Origins
 from quire.server.http.route import Route, RouteTable
 from quire.server.http.routes import routes_for
 from quire.server.service.answers import ClientGone, ClientGoneEarly
@@ -36,6 +37,7 @@ class App:
         settings = service.settings
         self._table = RouteTable(routes_for(settings))
         self._access = Access(settings.keys, isolates=settings.isolate_api_keys) if settings.keys else None
+        self._origins = Origins(settings)
         self._metrics_port = settings.prometheus_port
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,6 +88,7 @@ class App:
             return route.dialect.error_response(defect)
 
     def _route(self, scope: Scope) -> Route:
+        self._origins.check(scope)
         route: Route | None = None
         try:
             route = self._table.find(scope)
@@ -105,7 +108,7 @@ class App:
         return response
 
     def _dialect(self, scope: Scope) -> Dialect:
-        """The dialect for errors about a request without a route or a key."""
+        """The dialect for errors about a request without a route, a key or the right origin."""
         if is_anthropic(scope["path"], scope["headers"]):
             return ANTHROPIC
         return TGI if self._is_metrics_port(scope) else OPENAI
@@ -115,7 +118,14 @@ class App:
 
 
 class CrossOrigin(CORSMiddleware):
-    """Answers CORS preflight requests, with a request id like every answer."""
+    """Answers CORS preflights of the origins that are allowed, with a request id like every answer."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        origin = Headers(scope=scope).get("origin")
+        if scope["method"] == "OPTIONS" and origin is not None and not self.is_allowed_origin(origin):
+            await self.app(scope, receive, send)  # which refuses it
+        else:
+            await super().__call__(scope, receive, send)
 
     def preflight_response(self, request_headers: Headers) -> Response:
         response = super().preflight_response(request_headers)

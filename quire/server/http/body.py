@@ -24,6 +24,14 @@ async def read_json(service: Service, request: Request) -> Body:
     return Body(await service.offload.run(len(body), lambda: parse_json(body)), len(body))
 
 
+def _check_type(given: str) -> None:
+    """Refuse a body that says it is no JSON, as text-generation-inference does. One that says nothing is read."""
+    kind = given.partition(";")[0].strip().lower()
+    if not (kind in ("", "application/json") or (kind.startswith("application/") and kind.endswith("+json"))):
+        problem = f"Content-Type is {shown(given)}; it must be application/json"
+        raise UnsupportedMediaType(problem, accept_post="application/json")
+
+
 def parse_json(body: bytes) -> dict[str, Any]:
     try:
         found = parse_json_text("body", body)
@@ -37,6 +45,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 async def _read(service: Service, request: Request) -> bytes:
     """The whole body. Nothing beyond the limit is kept."""
+    _check_type(request.headers.get("content-type", ""))
     encoding = request.headers.get("content-encoding", "")
     if encoding.lower() not in ("", "identity"):
         problem = f"Content-Encoding is {shown(encoding)}; only bodies that are not compressed are read"

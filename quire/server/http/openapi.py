@@ -16,6 +16,7 @@ from quire.server.http.unhealthy import Unhealthy
 _STATUSES = {
     "400": "a field is wrong",
     "401": "the key is missing or wrong",
+    "403": "a web page of another origin sends it",
     "404": "there is no such model",
     "413": "the body is too long",
     "415": "the body is not JSON by its Content-Type, or compressed",
@@ -120,8 +121,8 @@ def _errors(route: Route) -> dict[str, Types]:
     """The types that the bodies of errors may have, by status."""
     own: Types = (route.dialect.error_body,)
     if AnthropicError in own:
-        return dict.fromkeys(("400", "401", "404", "413", "415", "429", "500", "504", "529"), own)
-    statuses: dict[str, Types] = {"500": own, "503": (*own, Unhealthy)}
+        return dict.fromkeys(("400", "401", "403", "404", "413", "415", "429", "500", "504", "529"), own)
+    statuses: dict[str, Types] = {"403": (OpenAIError,), "500": own, "503": (*own, Unhealthy)}
     if not route.is_open:
         statuses["401"] = (OpenAIError,)
     if route.method == "POST":

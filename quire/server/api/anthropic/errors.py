@@ -10,6 +10,7 @@ from quire.errors import (
     DeadlineExceeded,
     EngineFailed,
     EngineStopped,
+    ForbiddenOrigin,
     InvalidRequest,
     ModelNotFound,
     NoSuchRoute,
@@ -28,6 +29,7 @@ _HEADER = "request-id"  # as these clients call it; other APIs say x-request-id
 
 _KINDS: tuple[tuple[type[QuireError], int, ErrorType], ...] = (  # the first that matches
     (Unauthorized, 401, "authentication_error"),
+    (ForbiddenOrigin, 403, "permission_error"),
     (ModelNotFound, 404, "not_found_error"),
     (NoSuchRoute, 404, "not_found_error"),
     (WrongMethod, 405, "invalid_request_error"),

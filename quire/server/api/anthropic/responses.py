@@ -159,6 +159,7 @@ class AnthropicModelList(TypedDict):
 ErrorType = Literal[
     "invalid_request_error",
     "authentication_error",
+    "permission_error",
     "not_found_error",
     "request_too_large",
     "rate_limit_error",

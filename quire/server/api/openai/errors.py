@@ -8,6 +8,7 @@ from starlette.responses import Response
 from quire.errors import (
     EngineFailed,
     EngineStopped,
+    ForbiddenOrigin,
     InvalidRequest,
     Overloaded,
     PromptTooLong,
@@ -42,6 +43,8 @@ def error_events(error: QuireError) -> bytes:
 def _type_of(error: QuireError) -> ErrorType:
     if isinstance(error, Unauthorized):
         return "authentication_error"
+    if isinstance(error, ForbiddenOrigin):
+        return "permission_error"
     if isinstance(error, InvalidRequest):
         return "invalid_request_error"
     if isinstance(error, Overloaded):

@@ -192,7 +192,12 @@ class ModelList(TypedDict):
 
 
 ErrorType = Literal[
-    "invalid_request_error", "authentication_error", "rate_limit_error", "service_unavailable_error", "server_error"
+    "invalid_request_error",
+    "authentication_error",
+    "permission_error",
+    "rate_limit_error",
+    "service_unavailable_error",
+    "server_error",
 ]
 
 
