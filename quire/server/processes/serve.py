@@ -4,10 +4,8 @@ import asyncio
 import contextlib
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from quire.config import Config
 from quire.errors import InvalidSetting, shown
@@ -24,6 +22,7 @@ from quire.server.processes.engine_devices import divide_devices, visible_cores,
 from quire.server.processes.engine_processes import engine_places
 from quire.server.processes.model_engine import ModelEngine
 from quire.server.processes.supervisor import Supervisor
+from quire.server.processes.temporary_folder import remove_abandoned, temporary_folder
 from quire.server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
@@ -123,6 +122,7 @@ def serve_engines(
 ) -> None:
     """Serve the engines that `builds` make. This process supervises those that do the work."""
     check_certificate(settings)
+    remove_abandoned()
     listeners = [[one] for one in open_listeners(settings.host, settings.port, settings.http_workers)]
     host, port = listeners[0][0].getsockname()[:2]
     if settings.prometheus_port is not None:
@@ -147,8 +147,8 @@ def _with_shared_store(settings: ServerSettings) -> Iterator[ServerSettings]:
     if settings.response_store is not None or settings.http_workers == 1:
         yield settings
         return
-    with tempfile.TemporaryDirectory(prefix="quire-") as folder:
-        yield replace(settings, response_store=str(Path(folder) / "responses.sqlite"))
+    with temporary_folder() as folder:
+        yield replace(settings, response_store=str(folder / "responses.sqlite"))
 
 
 def print_ready(address: str) -> None:
