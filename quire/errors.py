@@ -21,6 +21,7 @@ QuireError
 ├── EngineStopped            the engine is shutting down
 ├── AddressUnavailable       the port to listen on is taken, or not allowed
 ├── OutputFailed             standard output cannot be written
+├── StoreFailed              kept responses cannot be read or written
 ├── InvalidSetting           a setting is wrong, or what it asks for does not fit
 └── ModelError               a model cannot be served
     ├── UnsupportedModel     its architecture, or an option of it, is not implemented
@@ -179,6 +180,11 @@ class AddressUnavailable(QuireError):
 
 class OutputFailed(QuireError):
     kind = "output"
+
+
+class StoreFailed(QuireError):
+    kind = "store_failed"
+    status = 503
 
 
 class InvalidSetting(QuireError):

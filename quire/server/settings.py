@@ -115,8 +115,8 @@ class ServerSettings:
         API,
         "SQLite file that keeps responses; by default memory does, and with several HTTP processes a temporary file.",
     )
-    max_stored_responses: int = setting(10_000, LIMITS, "Most responses that are kept; 0 keeps none.")
-    max_stored_bytes: int = setting(256 * 2**20, LIMITS, "Most bytes of responses that are kept.")
+    max_stored_responses: int = setting(10_000, LIMITS, "Most responses that are kept, of all API keys; 0 keeps none.")
+    max_stored_bytes: int = setting(256 * 2**20, LIMITS, "Most bytes of responses that are kept, of all API keys.")
     stored_response_ttl_s: float = setting(86_400.0, LIMITS, "Seconds after its last use that a response is kept.")
     drain_s: float = setting(90.0, OPERATIONS, "Seconds that open requests have to finish after SIGTERM or Ctrl-C.")
     stuck_after_s: float = setting(

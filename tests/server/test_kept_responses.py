@@ -1,17 +1,24 @@
 """Responses that are continued, read again and run in the background, through OpenAI's own client."""
 
+import json
+import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import openai
 import pytest
 
+from quire.server.api.responses.items import MAX_ID
+from quire.server.service.response_database import MAX_ITEMS
 from quire.server.settings import ServerSettings
+from quire.text.tokenizer import Tokenizer
 from tests import web
 from tests.patience import WAIT_S
 from tests.server.gate import Gate
 from tests.server.response_clients import client_of, raw, wait_for
 from tests.server.running import RunningServer
+from tests.server.vocabulary import served_model
 
 
 @pytest.fixture
@@ -111,6 +118,90 @@ def test_a_server_that_keeps_nothing_says_so(make_server):
     assert "--max-stored-responses" in raw(server, background=True).json()["error"]["message"]
 
 
+def fields_of(size: int) -> dict:
+    """A request with so much that is kept and repeated, and a short prompt."""
+    return {"prompt_cache_key": "x" * size}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_cannot_be_kept_is_answered_and_says_so(make_server, stream):
+    server = make_server(settings=ServerSettings(max_stored_bytes=10_000))
+    answer = raw(server, stream=stream, **fields_of(20_000))
+    assert answer.status_code == 200
+    found = answer.json() if not stream else json.loads(answer.text.rpartition("data: ")[2])["response"]
+    assert (found["store"], found["status"], found["usage"]["output_tokens"]) == (False, "incomplete", 4)
+    assert len(found["output"]) == 1
+    assert web.get(f"{server.url}/v1/responses/{found['id']}").status_code == 404
+    assert raw(server, stream=False).json()["store"] is True
+
+
+def test_a_full_file_system_stops_no_answer_and_is_over_when_there_is_room(make_server, tmp_path):
+    server = make_server(settings=ServerSettings(response_store=str(tmp_path / "responses")))
+    before = raw(server).json()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
+    try:
+        found = raw(server, **fields_of(400_000)).json()
+        assert (found["store"], found["status"]) == (False, "incomplete")
+        refused = raw(server, background=True, **fields_of(400_000))
+        assert refused.status_code == 503
+        assert "the store of responses cannot be used" in refused.json()["error"]["message"]
+        assert raw(server, previous_response_id=before["id"]).status_code == 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    again = raw(server, **fields_of(400_000)).json()
+    assert again["store"] is True
+    assert web.get(f"{server.url}/v1/responses/{again['id']}").json() == again
+    server.wait_until(lambda: not server.service.num_streams)
+
+
+def test_a_request_has_a_limit_of_items_and_items_one_of_their_ids(server):
+    for path in ("", "/input_tokens"):
+        for items, message in (
+            ([{"role": "user", "content": ""}] * (MAX_ITEMS + 1), f"input has {MAX_ITEMS + 1} items"),
+            ([{"role": "user", "content": "", "id": "x" * (MAX_ID + 1)}], f"input[0].id has {MAX_ID + 1} characters"),
+        ):
+            refused = web.post(f"{server.url}/v1/responses{path}", json={"input": items})
+            limit = MAX_ITEMS if len(items) > 1 else MAX_ID
+            assert refused.status_code == 400
+            assert refused.json()["error"]["message"] == f"{message}; the limit is {limit}"
+
+
+def test_another_keys_ids_are_refused_in_the_words_for_ids_that_do_not_exist(make_server):
+    server = make_server(settings=ServerSettings(api_key="ada,bob"))
+    kept = client_of(server, "ada").responses.create(model="fake", input="hi", max_output_tokens=2)
+    absent = "resp_" + "0" * (len(kept.id) - 5), "msg_" + "0" * (len(kept.output[0].id) - 4)
+
+    def answers(response_id: str, item_id: str) -> list[tuple[int, str]]:
+        url, headers = f"{server.url}/v1/responses", {"authorization": "Bearer bob"}
+        body = {"input": "a", "max_output_tokens": 1}
+        found = [
+            web.get(f"{url}/{response_id}", headers=headers),
+            web.get(f"{url}/{response_id}/input_items", headers=headers),
+            web.post(f"{url}/{response_id}/cancel", headers=headers),
+            web.post(url, json=body | {"previous_response_id": response_id}, headers=headers),
+            web.post(url, json=body | {"input": [{"type": "item_reference", "id": item_id}]}, headers=headers),
+        ]
+        return [(one.status_code, one.text.replace(response_id, "ID").replace(item_id, "ID")) for one in found]
+
+    assert answers(kept.id, kept.output[0].id) == answers(*absent)
+
+
+@pytest.mark.parametrize("how", [{}, {"background": True}])
+def test_isolated_keys_share_no_cached_prefix_of_a_kept_conversation(make_server, how):
+    server = make_server(settings=ServerSettings(api_key="ada,bob", isolate_api_keys=True))
+    asked = {"model": "fake", "max_output_tokens": 1, "temperature": 0}
+    begun, cached = {}, {}
+    for name in ("ada", "bob"):
+        client = client_of(server, name)
+        first = client.responses.create(input="a b " * 40, **asked)
+        begun[name] = first.usage.input_tokens_details.cached_tokens
+        then = client.responses.create(input="c", previous_response_id=first.id, **asked, **how)
+        cached[name] = wait_for(client, server, then.id).usage.input_tokens_details.cached_tokens
+    assert begun == {"ada": 0, "bob": 0}
+    assert cached["ada"] == cached["bob"] > 0
+
+
 def test_many_clients_keep_and_continue_at_once(client):
     def talk(number: int) -> int:
         previous = None
@@ -184,6 +275,27 @@ def test_a_response_that_another_process_cancels_stops(make_server, tmp_path):
         assert client_of(one).responses.retrieve(begun.id).status == "cancelled"
     finally:
         gate.set()
+
+
+class FaultyTokenizer(Tokenizer):
+    """Raises when an answer is written that shows the bytes of its tokens."""
+
+    def token_bytes(self, token: int) -> bytes:
+        raise ValueError("a defect")
+
+
+def test_a_response_in_the_background_has_failed_as_soon_as_a_defect_ends_it(make_server):
+    model = served_model()
+    faulty = FaultyTokenizer(model.tokenizer._backend, model.tokenizer.special_tokens)
+    server = make_server(model=replace(model, tokenizer=faulty))
+    shows_bytes = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    begun = raw(server, background=True, **shows_bytes).json()
+    client = client_of(server)
+    found = wait_for(client, server, begun["id"])
+    assert (found.status, found.error.code) == ("failed", "server_error")
+    assert found.error.message == "an internal error; see the log"
+    server.wait_until(lambda: not server.service.num_streams)
+    assert raw(server, background=True).json()["status"] == "queued"
 
 
 def test_a_response_that_does_not_run_in_the_background_is_not_cancelled(client):

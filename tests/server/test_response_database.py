@@ -9,37 +9,55 @@ import sys
 
 import pytest
 
-from quire.errors import InvalidSetting
+from quire.errors import InvalidRequest, InvalidSetting, Overloaded
 from quire.server.service.response_database import (
-    MAX_CHAIN_ITEMS,
+    ITEM_BYTES,
+    LOST_INTERVAL_S,
+    MAX_ITEMS,
     MAX_REFERRED_BYTES,
-    MEMORY,
+    NUM_EXPIRED_AT_ONCE,
+    RESPONSE_BYTES,
     Item,
     KeptResponse,
     ResponseDatabase,
+    running_ids,
 )
+from quire.server.service.response_tables import MEMORY
+from quire.server.service.store_clock import Clocks
+
+HOUR_NS = 3600 * 10**9
 
 
-class Clock:
-    """Time that tests move."""
+class Machine:
+    """The clocks of a machine, which tests move."""
 
     def __init__(self) -> None:
-        self.now_ns = 10**18
+        self.wall_ns = 10**18
+        self.since_boot_ns = 10**12
+        self.boot = "first"
 
-    def time_ns(self) -> int:
-        self.now_ns += 1000
-        return self.now_ns
+    def pass_s(self, seconds: float) -> None:
+        self.wall_ns += int(seconds * 1e9)
+        self.since_boot_ns += int(seconds * 1e9)
+
+    def since_boot(self) -> int:
+        self.pass_s(1e-6)
+        return self.since_boot_ns
+
+    @property
+    def clocks(self) -> Clocks:
+        return Clocks(lambda: self.wall_ns, self.since_boot, lambda: self.boot)
 
 
 @pytest.fixture
-def clock():
-    return Clock()
+def machine():
+    return Machine()
 
 
 @pytest.fixture
-def make(clock):
+def make(machine):
     def make(path=MEMORY, max_responses=100, max_bytes=10**6, ttl_s=60.0):
-        return ResponseDatabase(str(path), max_responses, max_bytes, ttl_s, clock.time_ns)
+        return ResponseDatabase(str(path), max_responses, max_bytes, ttl_s, machine.clocks)
 
     return make
 
@@ -57,11 +75,11 @@ def texts(chain) -> list[str]:
 
 def test_a_response_is_found_again_with_its_output_and_its_input(make):
     database = make()
-    assert database.add("ada", response("a"))
+    database.add("ada", response("a"))
     body = json.loads(database.get("ada", "a").body)
     assert body == {"id": "a", "status": "completed", "fill": "", "output": [{"text": "a answers"}]}
     assert [item.id for item in database.input_items("ada", "a")] == ["a-in"]
-    assert database.find("ada", ["a-in", "a-out", "b"]).keys() == {"a-in", "a-out"}
+    assert database.find("ada", ["a-in", "a-out", "b", "a-in"]).keys() == {"a-in", "a-out"}
 
 
 def test_nothing_of_one_owner_is_seen_or_deleted_by_another(make):
@@ -109,69 +127,311 @@ def test_of_too_many_responses_those_unused_for_longest_go_and_conversations_go_
     assert [name for name in "abpqr" if database.get("", name)] == ["a", "p", "q", "r"]  # b, which needs a, went first
 
 
+def test_a_conversation_goes_from_its_end_whenever_its_last_response_was_made(make):
+    database = make(max_responses=4)
+    for name, previous in (("a", None), ("b", "a"), ("c", "b")):
+        if previous:
+            database.chain("", previous)  # as a request does
+        database.add("", response(name, previous))
+    for name in "xy":
+        database.add("", response(name))
+    assert [name for name in "abcxy" if database.get("", name)] == ["a", "b", "x", "y"]
+
+
+def size_of(name: str, size: int) -> int:
+    return response(name, size=size).num_bytes
+
+
 def test_of_too_many_bytes_those_unused_for_longest_go(make):
-    database = make(max_bytes=3000)
+    most = 3 * size_of("a", 900) + 100
+    database = make(max_bytes=most)
     for name in "abcd":
-        assert database.add("", response(name, size=900))
+        database.add("", response(name, size=900))
     assert [name for name in "abcd" if database.get("", name)] == ["b", "c", "d"]
-    assert not database.add("", response("e", size=3000))  # it alone is too much, and drives out nothing
+    with pytest.raises(InvalidRequest, match=f"the limit is {most}"):
+        database.add("", response("e", size=most))  # it alone is too much, and drives out nothing
     assert [name for name in "abcde" if database.get("", name)] == ["b", "c", "d"]
 
 
+def test_items_count_with_the_room_that_they_take_beside_their_text(make):
+    items = [Item("same", b"{}")] * 100
+    assert KeptResponse("a", None, b"{}", items).num_bytes == RESPONSE_BYTES + 2 + 100 * (ITEM_BYTES + 8 + 2)
+    database = make(max_bytes=20_000)
+    for number in range(9):
+        database.add("", KeptResponse(str(number), None, b"{}", items))
+    assert [number for number in range(9) if database.get("", str(number))] == [7, 8]
+
+
 def test_the_bounds_count_what_finishing_and_deleting_change(make):
-    database = make(max_bytes=3000)
+    database = make(max_bytes=3 * size_of("b", 850) + 100)
     database.add("", response("a", is_running=True))
-    assert database.finish(response("a", size=2500))
+    database.finish("", response("a", size=2500))
     database.delete("", "a")
     for name in "bcd":
         database.add("", response(name, size=850))
     assert [name for name in "bcd" if database.get("", name)] == ["b", "c", "d"]
 
 
-def test_a_response_expires_after_its_last_use(make, clock):
+@pytest.mark.parametrize("bound", [{"max_responses": 6}, {"max_bytes": 6 * size_of("a0", 900) + 10}])
+def test_an_owner_with_more_than_its_share_loses_its_own_and_others_lose_nothing(make, bound):
+    database = make(**bound)
+    for number in range(3):
+        database.add("bob", response(f"b{number}", size=900))
+    for number in range(9):
+        database.add("ada", response(f"a{number}", size=900))
+    assert [number for number in range(3) if database.get("bob", f"b{number}")] == [0, 1, 2]
+    assert [number for number in range(9) if database.get("ada", f"a{number}")] == [6, 7, 8]
+    database.delete("bob", "b0")
+    database.add("ada", response("a9", size=900))  # what others leave is used
+    assert [number for number in range(10) if database.get("ada", f"a{number}")] == [6, 7, 8, 9]
+    database.add("bob", response("b3", size=900))  # and given back
+    database.add("cleo", response("c0", size=900))
+    database.add("cleo", response("c1", size=900))
+    kept = {name: sum(bool(database.get(name, f"{name[0]}{number}")) for number in range(10))
+            for name in ("ada", "bob", "cleo")}  # fmt: skip
+    assert kept == {"ada": 2, "bob": 2, "cleo": 2}
+
+
+def test_a_running_response_is_not_forgotten_to_make_room(make):
+    database = make(max_responses=2)
+    database.add("", response("a", is_running=True))
+    database.add("", response("b"))
+    database.add("", response("c"))
+    assert [name for name in "abc" if database.get("", name)] == ["a", "c"]
+    database.add("", response("d", is_running=True))
+    with pytest.raises(Overloaded, match="no room for the response"):
+        database.add("", response("e"))
+    assert [name for name in "abcde" if database.get("", name)] == ["a", "d"]
+
+
+def test_a_running_response_that_grows_too_large_is_not_kept_and_says_so(make):
+    database = make(max_bytes=4000)
+    database.add("", response("a", is_running=True))
+    with pytest.raises(InvalidRequest, match="the limit is 4000"):
+        database.finish("", response("a", size=4000))
+    assert database.get("", "a").is_running
+    database.fail("", "a", "it is too large")
+    failed = json.loads(database.get("", "a").body)
+    assert (failed["status"], failed["error"]["message"]) == ("failed", "it is too large")
+
+
+def test_a_response_expires_after_its_last_use(make, machine):
     database = make(ttl_s=60)
     database.add("", response("a"))
     database.add("", response("b"))
-    clock.now_ns += 50 * 10**9
+    machine.pass_s(50)
     database.chain("", "a")
-    clock.now_ns += 50 * 10**9
+    machine.pass_s(50)
     assert database.get("", "a") is not None
     assert database.get("", "b") is None
 
 
-def test_a_running_response_is_finished_once_and_not_after_it_was_cancelled(make):
-    database = make()
-    database.add("", response("a", is_running=True))
-    assert database.chain("", "a").is_running
-    assert database.mention(["a"]) == set()
-    assert database.finish(response("a"))
-    assert not database.finish(response("a"))
-    assert texts(database.chain("", "a")) == ["a asks", "a answers"]
-    database.add("", response("b", is_running=True))
-    database.cancel("b", database.get("", "b").head)
-    assert database.mention(["b", "gone"]) == {"b", "gone"}
-    assert not database.finish(response("b"))
-    assert json.loads(database.get("", "b").body)["status"] == "cancelled"
+def test_of_many_that_expire_at_once_each_reader_removes_a_few_and_sees_none(make, machine, tmp_path):
+    database = make(tmp_path / "responses", max_responses=1000)
+    num = 3 * NUM_EXPIRED_AT_ONCE
+    for number in range(num):
+        database.add("", response(str(number)))
+    machine.pass_s(100)
+    rows = sqlite3.connect(tmp_path / "responses")
+    for left in (num, num - NUM_EXPIRED_AT_ONCE, num - 2 * NUM_EXPIRED_AT_ONCE, 0):
+        assert rows.execute("SELECT count(*) FROM responses").fetchone() == (left,)
+        assert database.find("", [f"{num - 1}-in"]) == {}
+        assert database.chain("", str(num - 1)) is None
 
 
-def test_a_running_response_that_is_mentioned_no_more_has_failed(make, clock):
-    database = make(ttl_s=3600)
-    database.add("", response("a", is_running=True))
-    clock.now_ns += 25 * 10**9
-    database.mention(["a"])
-    clock.now_ns += 25 * 10**9
-    assert json.loads(database.get("", "a").body)["status"] == "in_progress"
-    clock.now_ns += 25 * 10**9
-    failed = json.loads(database.get("", "a").body)
-    assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
-    assert not database.get("", "a").is_running
+def test_a_running_response_is_finished_once_and_not_after_it_was_cancelled(make, tmp_path):
+    path = str(tmp_path / "responses")
+    database = make(path)
+    database.add("ada", response("a", is_running=True))
+    assert database.chain("ada", "a").is_running
+    assert running_ids(path, database.runner) == {"a"}
+    database.finish("ada", response("a"))
+    assert running_ids(path, database.runner) == set()
+    database.finish("ada", response("a", size=100))
+    assert texts(database.chain("ada", "a")) == ["a asks", "a answers"]
+    database.add("ada", response("b", is_running=True))
+    database.cancel("bob", "b")
+    assert running_ids(path, database.runner) == {"b"}
+    database.cancel("ada", "b")
+    assert running_ids(path, database.runner) == set()
+    database.finish("ada", response("b"))
+    assert json.loads(database.get("ada", "b").body)["status"] == "cancelled"
+
+
+ADD_AND_DIE = """
+import os, signal, sys
+from quire.server.service.response_database import KeptResponse, ResponseDatabase
+database = ResponseDatabase(sys.argv[1], 100, 10**6, 60)
+for name in sys.argv[2:]:
+    database.add("ada", KeptResponse(name, None, b'{"status":"in_progress"}', is_running=True))
+print("added", flush=True)
+if sys.argv[2:]:
+    os.kill(os.getpid(), signal.SIGKILL if sys.argv[2] == "killed" else signal.SIGSTOP)
+"""
+
+
+def test_a_running_response_has_failed_once_its_process_is_gone_and_not_while_that_is_slow(make, machine, tmp_path):
+    """A process that is stopped, as one that is slow, mentions nothing. The time that passes does not matter."""
+    path = tmp_path / "responses"
+    database = make(path, ttl_s=60)
+    database.add("ada", response("own", is_running=True))
+    processes = [
+        subprocess.Popen([sys.executable, "-c", ADD_AND_DIE, str(path), name], stdout=subprocess.PIPE, text=True)
+        for name in ("killed", "stopped")
+    ]
+    try:
+        assert [process.stdout.readline() for process in processes] == ["added\n"] * 2
+        processes[0].wait()
+        machine.pass_s(1000)
+        failed = json.loads(database.get("ada", "killed").body)
+        assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+        assert not database.get("ada", "killed").is_running
+        for name in ("own", "stopped"):
+            assert json.loads(database.get("ada", name).body)["status"] == "in_progress"
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+    assert json.loads(database.get("ada", "stopped").body)["status"] == "failed"
+    database.close()
+    make(path).close()
+    assert not list(tmp_path.glob("*-process-*"))
+
+
+def test_lost_responses_end_though_they_are_not_asked_for(make, machine, tmp_path):
+    path = tmp_path / "responses"
+    database = make(path, ttl_s=3600)
+    command = [sys.executable, "-c", ADD_AND_DIE, str(path), "killed", "also"]
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+    machine.pass_s(2 * LOST_INTERVAL_S)
+    database.get("bob", "any")
+    rows = sqlite3.connect(path).execute("SELECT id, runner FROM responses ORDER BY id").fetchall()
+    assert rows == [("also", None), ("killed", None)]
+
+
+@pytest.mark.parametrize("jump_ns", [HOUR_NS, -HOUR_NS])
+def test_setting_the_clock_neither_expires_nor_fails_nor_reorders_anything(make, machine, tmp_path, jump_ns):
+    path = tmp_path / "responses"
+    one = make(path, max_responses=3)
+    one.add("", response("a", is_running=True))
+    one.add("", response("b"))
+    machine.wall_ns += jump_ns
+    two = make(path, max_responses=3)  # a worker that starts afterwards
+    two.add("", response("c"))
+    for database in (one, two):
+        assert [name for name in "abc" if database.get("", name)] == ["a", "b", "c"]
+        assert database.get("", "a").is_running
+    two.add("", response("d"))
+    assert [name for name in "abcd" if one.get("", name)] == ["a", "c", "d"]
+    machine.pass_s(61)
+    assert [name for name in "abcd" if two.get("", name)] == ["a"]
+
+
+def test_after_a_restart_of_the_machine_the_time_goes_by_the_wall_clock_and_not_back(make, machine, tmp_path):
+    path = tmp_path / "responses"
+    first = make(path, ttl_s=3600)
+    first.add("", response("a"))
+    first.close()
+    machine.boot, machine.since_boot_ns = "second", 0
+    machine.wall_ns = 0  # until the machine has asked for the time
+    second = make(path, ttl_s=3600)
+    assert second.get("", "a") is not None
+    second.add("", response("b"))
+    second.close()
+    machine.boot, machine.since_boot_ns = "third", 0
+    machine.wall_ns = 10**18 + HOUR_NS + 10**9
+    third = make(path, ttl_s=3600)
+    assert third.get("", "a") is None
+    third.close()
+
+
+# What one owner keeps, and what it costs others
+
+
+def plans(database: ResponseDatabase, use) -> dict[str, list[str]]:
+    """The plans of the statements that `use` makes the database run."""
+    connection = database._connection
+    statements: list[str] = []
+    connection.set_trace_callback(statements.append)
+    use()
+    connection.set_trace_callback(None)
+    asked = {one for one in statements if one.startswith(("SELECT", "UPDATE", "DELETE", "INSERT"))}
+    return {one: [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {one}")] for one in asked}
+
+
+def test_every_statement_finds_its_rows_by_a_key(make, machine, tmp_path):
+    database = make(tmp_path / "responses", max_responses=4)
+
+    def use() -> None:
+        for name, previous in (("a", None), ("b", "a"), ("c", "b"), ("d", None), ("e", None)):
+            database.add("ada", response(name, previous))
+            database.chain("ada", name)
+        database.add("bob", response("b", is_running=True))
+        database.finish("bob", response("b"))
+        for name in ("f", "g"):
+            database.add("bob", response(name, is_running=True))
+        database.fail("bob", "f", "")
+        database.cancel("bob", "g")
+        database.get("bob", "g")
+        database.find("ada", ["b-in", "none"])
+        database.input_items("ada", "b")
+        database.delete("ada", "b")
+        machine.pass_s(100)
+        database.get("ada", "a")
+
+    found = plans(database, use)
+    assert len(found) > 20
+    bounded = ("USING COVERING INDEX by_responses", "USING COVERING INDEX by_bytes", "USING INDEX by_bytes",
+               "USING INDEX by_responses", "USING COVERING INDEX by_runner", "SCAN CONSTANT ROW")  # fmt: skip
+    slow = {
+        one: plan
+        for one, plan in found.items()
+        if any("TEMP B-TREE" in step or ("SCAN" in step and not any(use in step for use in bounded)) for step in plan)
+    }
+    assert slow == {}
+
+
+def test_what_one_owner_keeps_under_an_id_is_not_met_by_the_searches_of_another(make):
+    """Counted in steps of SQLite's machine: thousands of items of one id once took minutes."""
+    database = make(max_bytes=10**9)
+    ids = [f"{number}" for number in range(50)]
+
+    def num_steps(use) -> int:
+        steps = [0]
+
+        def count() -> int:
+            steps[0] += 1
+            return 0
+
+        database._connection.set_progress_handler(count, 1)
+        use()
+        database._connection.set_progress_handler(None, 1)
+        return steps[0]
+
+    def search() -> None:
+        assert database.find("bob", ids) == {}
+        assert database.get("bob", "0") is None
+        assert database.chain("bob", "0") is None
+        assert database.input_items("bob", "0") is None
+        assert not database.delete("bob", "0")
+
+    database.add("bob", KeptResponse("own", None, b"{}"))
+    before = num_steps(search)
+    for number in range(5):
+        database.add("ada", KeptResponse(f"{number}", None, b"{}", [Item("0", b"{}")] * 2000))
+    assert num_steps(search) == before
+    database.add("bob", KeptResponse("many", None, b"{}", [Item("0", b'"%d"' % at) for at in range(2000)]))
+    few = num_steps(lambda: database.find("bob", ["0"]))
+    assert few < 100
+    assert database.find("bob", ["0"]) == {"0": b'"1999"'}  # the latest
 
 
 def test_a_conversation_longer_than_is_read_is_cut_at_its_beginning(make):
     database = make(max_bytes=10**8)
     database.add("", response("a"))
     database.add("", response("b", "a"))
-    many = [Item(str(number), b'{"text":"b asks"}') for number in range(MAX_CHAIN_ITEMS - 3)]
+    many = [Item(str(number), b'{"text":"b asks"}') for number in range(MAX_ITEMS - 3)]
     database.add("", response("c", "b")._replace(input=many))
     chain = database.chain("", "c")
     assert chain.is_cut
@@ -227,6 +487,8 @@ def test_a_file_that_holds_something_else_is_refused_and_left_alone(make, tmp_pa
         connection.execute("CREATE TABLE mine (a)")
     with pytest.raises(InvalidSetting, match="holds something else"):
         make(other)
+    with sqlite3.connect(other) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
     with pytest.raises(InvalidSetting, match="cannot be used"):
         make(tmp_path / "no" / "folder")
 
@@ -254,7 +516,7 @@ def test_a_store_without_room_says_so_and_works_again_once_there_is_some(make, t
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert database.get("ada", "b") is None
-    assert database.add("ada", response("d"))
+    database.add("ada", response("d"))
     assert database.get("ada", "d") is not None
 
 
@@ -274,17 +536,60 @@ def test_keys_are_compared_without_reading_what_is_kept_under_them(make, tmp_pat
     assert not any(kept.values())
 
 
-def test_a_file_of_the_first_form_is_still_used(make, tmp_path):
-    """Its columns have another order."""
+FIRST_TABLES = """
+CREATE TABLE responses (
+    id TEXT PRIMARY KEY NOT NULL, owner TEXT NOT NULL, previous TEXT, num_bytes INTEGER NOT NULL,
+    used INTEGER NOT NULL, is_running INTEGER NOT NULL, head BLOB NOT NULL
+);
+CREATE INDEX by_use ON responses (used);
+CREATE TABLE items (
+    response TEXT NOT NULL REFERENCES responses ON DELETE CASCADE, is_output INTEGER NOT NULL,
+    position INTEGER NOT NULL, id TEXT NOT NULL, item BLOB NOT NULL, PRIMARY KEY (response, is_output, position)
+);
+CREATE INDEX by_id ON items (id);
+CREATE TABLE totals (num_responses INTEGER NOT NULL, num_bytes INTEGER NOT NULL);
+INSERT INTO totals VALUES (0, 0);
+CREATE TRIGGER added AFTER INSERT ON responses BEGIN
+    UPDATE totals SET num_responses = num_responses + 1, num_bytes = num_bytes + new.num_bytes;
+END;
+CREATE TRIGGER changed AFTER UPDATE OF num_bytes ON responses BEGIN
+    UPDATE totals SET num_bytes = num_bytes + new.num_bytes - old.num_bytes;
+END;
+CREATE TRIGGER removed AFTER DELETE ON responses BEGIN
+    UPDATE totals SET num_responses = num_responses - 1, num_bytes = num_bytes - old.num_bytes;
+END;
+"""
+OLDER_TABLES = """
+CREATE TABLE responses (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, previous TEXT, head BLOB NOT NULL, num_bytes INTEGER NOT NULL,
+    used INTEGER NOT NULL, is_running INTEGER NOT NULL
+) WITHOUT ROWID;
+"""
+
+
+@pytest.mark.parametrize("tables", ["first", "older"])
+def test_a_file_of_the_first_version_is_taken_over(make, machine, tmp_path, tables):
     path = tmp_path / "responses"
-    make(path).close()
     old = sqlite3.connect(path)
-    old.executescript("DROP TABLE responses")
-    columns = "id TEXT PRIMARY KEY, owner TEXT NOT NULL, previous TEXT, head BLOB NOT NULL, num_bytes INTEGER NOT NULL,"
-    old.executescript(
-        f"CREATE TABLE responses ({columns} used INTEGER NOT NULL, is_running INTEGER NOT NULL) WITHOUT ROWID"
+    older = FIRST_TABLES[FIRST_TABLES.index("CREATE INDEX by_use") :]
+    old.executescript(FIRST_TABLES if tables == "first" else OLDER_TABLES + older)
+    insert = (
+        "INSERT INTO responses (id, owner, previous, num_bytes, used, is_running, head) VALUES (?, ?, ?, ?, ?, ?, ?)"
     )
+    for name, previous, is_running in (("a", None, False), ("b", "a", False), ("c", None, True)):
+        one = response(name, previous, is_running=is_running)
+        old.execute(insert, (name, "ada", previous, 100, machine.wall_ns, is_running, one.head))
+        for is_output, items in enumerate((one.input, one.output)):
+            rows = [(name, is_output, place, *item) for place, item in enumerate(items)]
+            old.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
+    old.execute("PRAGMA application_id = 1903322483")
+    old.execute("PRAGMA user_version = 1")
+    old.commit()
     old.close()
-    database = make(path)
-    assert database.add("ada", response("a"))
-    assert json.loads(database.get("ada", "a").body)["status"] == "completed"
+    database = make(path, max_responses=3)
+    assert texts(database.chain("ada", "b")) == ["a asks", "a answers", "b asks", "b answers"]
+    assert database.find("ada", ["b-in", "a-out"]).keys() == {"b-in", "a-out"}
+    assert json.loads(database.get("ada", "c").body)["status"] == "failed"
+    assert database.get("bob", "a") is None
+    database.add("ada", response("d"))
+    assert [name for name in "abcd" if database.get("ada", name)] == ["a", "b", "d"]

@@ -1,13 +1,15 @@
 """Kept responses of servers as processes."""
 
 import json
+import stat
 
 import httpx
 import pytest
 
+from quire.server.service.response_database import KeptResponse, ResponseDatabase
 from tests import web
 from tests.patience import WAIT_S
-from tests.server.processes import Served
+from tests.server.processes import Served, wait_until
 
 ASK = {"input": "hi", "max_output_tokens": 3}
 
@@ -88,3 +90,69 @@ def test_a_server_does_not_start_with_a_file_that_is_something_else(model_folder
     status, _, errors = server.ended()
     assert status != 0
     assert "setting: response_store is" in errors
+
+
+def test_a_damaged_file_is_refused_at_the_start(model_folder, tmp_path):
+    path = tmp_path / "kept.sqlite"
+    database = ResponseDatabase(str(path), 100, 10**6, 60)
+    for number in range(30):
+        database.add("", KeptResponse(f"resp_{number}", None, b'{"a":"%b"}' % (b"x" * 5000)))
+    database.close()
+    with path.open("r+b") as file:
+        file.seek(3 * 4096)
+        file.write(b"\xff" * 8192)
+    status, _, errors = Served(model_folder, f"response_store={path}").ended()
+    assert status != 0
+    assert f"setting: response_store is {str(path)!r}, which is damaged: " in errors
+
+
+def test_two_servers_share_a_file_and_one_of_them_sees_that_the_other_was_killed(model_folder, tmp_path):
+    file = f"response_store={tmp_path / 'kept.sqlite'}"
+    one, two = [Served(model_folder, file, "step_s=0.02") for _ in range(2)]
+    one.wait()
+    two.wait()
+    kept = ask_anew(one.url, **ASK).json()
+    assert ask_anew(two.url, "GET", f"/{kept['id']}").json() == kept
+    assert ask_anew(two.url, **ASK, previous_response_id=kept["id"]).status_code == 200
+    begun = [ask_anew(one.url, input="hi", max_output_tokens=490, background=True).json()["id"] for _ in range(2)]
+    one.wait_for_running(2)
+    assert ask_anew(two.url, "POST", f"/{begun[0]}/cancel").json()["status"] == "cancelled"
+    one.wait_for_running(1)
+    assert ask_anew(two.url, "GET", f"/{begun[1]}").json()["status"] == "in_progress"
+    one.process.kill()
+    wait_until(lambda: ask_anew(two.url, "GET", f"/{begun[1]}").json()["status"] != "in_progress")
+    failed = ask_anew(two.url, "GET", f"/{begun[1]}").json()
+    assert (failed["status"], failed["error"]["message"]) == (
+        "failed",
+        "the process that worked on this response has ended",
+    )
+    one.process.wait()
+    two.stop()
+    three = Served(model_folder, file).wait()
+    assert ask_anew(three.url, "GET", f"/{begun[1]}").json() == failed
+    three.stop()
+    assert [found.name for found in tmp_path.iterdir()] == ["kept.sqlite"]
+
+
+def test_what_a_killed_server_leaves_in_the_temporary_folder_is_removed_by_the_next_start(model_folder, tmp_path):
+    (tmp_path / "quire-responses-of-another-kind").symlink_to(tmp_path)
+    kept = tmp_path / "kept"
+    kept.touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path))
+        killed = Served(model_folder, "http_workers=2").wait()
+        other = Served(model_folder, "http_workers=2").wait()  # not removed by those that start while it runs
+        assert ask_anew(killed.url, input="the launch code", max_output_tokens=1).status_code == 200
+        both = set(tmp_path.glob("quire-responses-*/responses.sqlite"))
+        assert len(both) == 2
+        assert {stat.S_IMODE(found.parent.stat().st_mode) for found in both} == {0o700}
+        killed.process.kill()
+        killed.process.wait()
+        assert set(tmp_path.glob("quire-responses-*/responses.sqlite")) == both
+        later = Served(model_folder).wait()  # of one worker, which needs no such folder
+    (left,) = tmp_path.glob("quire-responses-*/responses.sqlite")
+    assert ask_anew(other.url, **ASK).json()["store"] is True
+    later.stop()
+    other.stop()
+    assert not left.exists()
+    assert {found.name for found in tmp_path.iterdir()} == {"quire-responses-of-another-kind", "kept"}

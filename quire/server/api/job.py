@@ -38,7 +38,8 @@ class Job:
     events: Callable[[Stream], EventEncoder] | None = (
         None  # of a streamed answer; None: the route has whole answers only
     )
-    keep: Callable[[Stream], Awaitable[None]] | None = None  # awaited before the end of a complete answer is sent
+    # Awaited before the end of a complete answer is sent. False: the answer changes, since it could not be kept.
+    keep: Callable[[Stream], Awaitable[bool]] | None = None
     num_characters: int  # of the prompts
     num_top: int = 0  # alternatives that the answer shows for each token
     unknown: Sequence[str] = ()  # fields that the API does not know
@@ -90,9 +91,13 @@ async def _whole(job: Job, stream: Stream, request: Request, headers: dict[str, 
     if job.has_timing_headers:
         headers |= _timing_headers(stream, job.num_characters)
     num_bytes = job.num_characters + (stream.num_prompt_tokens + stream.num_tokens) * (1 + job.num_top)
-    content = await stream.service.offload.run(num_bytes, lambda: msgspec.json.encode(job.body(stream, answers)))
-    if job.keep is not None:
-        await job.keep(stream)
+
+    async def write() -> bytes:
+        return await stream.service.offload.run(num_bytes, lambda: msgspec.json.encode(job.body(stream, answers)))
+
+    content = await write()
+    if job.keep is not None and not await job.keep(stream):
+        content = await write()
     return Response(content, 200, headers, "application/json")
 
 

@@ -60,7 +60,7 @@ class EventStream(Response):
         encoder: EventEncoder,
         first: list[TokenDelta],
         headers: dict[str, str],
-        keep: Callable[[Stream], Awaitable[None]] | None = None,
+        keep: Callable[[Stream], Awaitable[bool]] | None = None,
     ) -> None:
         self.status_code = 200
         self.background = None

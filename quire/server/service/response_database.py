@@ -1,59 +1,31 @@
 """Kept responses in a SQLite database, in memory or in a file that several processes share."""
 
 import contextlib
-import os
+import secrets
 import sqlite3
-import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from quire.errors import InvalidSetting
+from quire.errors import InvalidRequest, InvalidSetting, Overloaded
+from quire.ipc.process_lock import ProcessLock, if_free
+from quire.server.service.response_tables import BUSY_S, MEMORY, open_tables, reading, writing
+from quire.server.service.store_clock import Clocks, StoreClock
 
-MEMORY = ":memory:"
-Clock = Callable[[], int]  # nanoseconds
-BUSY_S = 10.0  # another process writes meanwhile
 MAX_CHAIN_BYTES = 4 * 2**20  # of a conversation that is read: more than the largest context
-MAX_CHAIN_ITEMS = 16_384
+MAX_ITEMS = 16_384  # of a conversation that is read, and of one request
 MAX_REFERRED_BYTES = MAX_CHAIN_BYTES  # of kept items that one request names
-LOST_AFTER_S = 30.0  # a running response that its process does not mention any more
-_APPLICATION = 0x71726573
-_VERSION = 1
-
-# No table is WITHOUT ROWID: SQLite would read whole rows, of megabytes, to compare keys. Large columns come last.
-_TABLES = """
-CREATE TABLE responses (
-    id TEXT PRIMARY KEY NOT NULL, owner TEXT NOT NULL, previous TEXT, num_bytes INTEGER NOT NULL,
-    used INTEGER NOT NULL, is_running INTEGER NOT NULL, head BLOB NOT NULL
-);
-CREATE INDEX by_use ON responses (used);
-CREATE TABLE items (
-    response TEXT NOT NULL REFERENCES responses ON DELETE CASCADE, is_output INTEGER NOT NULL,
-    position INTEGER NOT NULL, id TEXT NOT NULL, item BLOB NOT NULL, PRIMARY KEY (response, is_output, position)
-);
-CREATE INDEX by_id ON items (id);
-CREATE TABLE totals (num_responses INTEGER NOT NULL, num_bytes INTEGER NOT NULL);
-INSERT INTO totals VALUES (0, 0);
-CREATE TRIGGER added AFTER INSERT ON responses BEGIN
-    UPDATE totals SET num_responses = num_responses + 1, num_bytes = num_bytes + new.num_bytes;
-END;
-CREATE TRIGGER changed AFTER UPDATE OF num_bytes ON responses BEGIN
-    UPDATE totals SET num_bytes = num_bytes + new.num_bytes - old.num_bytes;
-END;
-CREATE TRIGGER removed AFTER DELETE ON responses BEGIN
-    UPDATE totals SET num_responses = num_responses - 1, num_bytes = num_bytes - old.num_bytes;
-END;
-"""
-# The response and those before it, the latest first.
-_CHAIN = """
-WITH RECURSIVE chain (id, previous, depth, is_running) AS (
-    SELECT id, previous, 0, is_running FROM responses WHERE id = ? AND owner = ?
-    UNION ALL
-    SELECT r.id, r.previous, depth + 1, r.is_running FROM chain JOIN responses r ON r.id = chain.previous
-)
-SELECT id, previous, depth, is_running FROM chain ORDER BY depth
-"""
+RESPONSE_BYTES, ITEM_BYTES = 256, 64  # in tables and indexes, beside text and ids
+NUM_EXPIRED_AT_ONCE = 64  # so that no reader waits for the removal of thousands
+LOST_INTERVAL_S = 60.0  # between searches for what ended processes ran
+RETRY_S = 1.0
+LOST: dict[str, object] = {
+    "status": "failed",
+    "error": {"code": "server_error", "message": "the process that worked on this response has ended"},
+}
+_OWNER = "(SELECT number FROM owners WHERE name = ?)"
 
 
 class Item(NamedTuple):
@@ -77,7 +49,9 @@ class KeptResponse(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        return len(self.head) + sum(len(item.id) + len(item.json) for item in (*self.input, *self.output))
+        """The room that it takes. An id of an item stands in an index, too."""
+        items = sum(ITEM_BYTES + 2 * len(item.id) + len(item.json) for item in (*self.input, *self.output))
+        return RESPONSE_BYTES + len(self.head) + items
 
 
 class Chain(NamedTuple):
@@ -90,235 +64,361 @@ class Chain(NamedTuple):
 
 
 class ResponseDatabase:
-    """Holds at most `max_responses` of at most `max_bytes` together, each for `ttl_s` after its last use. The responses
-    that were used least recently go first, and none before a later one of its conversation. A response is visible to
-    its owner only.
+    """Holds at most `max_responses` of at most `max_bytes` together, each for `ttl_s` after its last use. Beyond, the
+    owner that has most loses the responses that it used least recently, and none before a later one of its
+    conversation. A response is visible to its owner only. One that runs stays until it ends.
 
-    Used by one thread.
+    `trouble` is the error for which something could not be written, until a response is kept again. Used by one thread.
     """
 
     def __init__(
-        self, path: str, max_responses: int, max_bytes: int, ttl_s: float, clock: Clock = time.time_ns
+        self, path: str, max_responses: int, max_bytes: int, ttl_s: float, clocks: Clocks | None = None
     ) -> None:
-        self._now = clock
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._ttl_ns = int(ttl_s * 1e9)
+        self.trouble: sqlite3.Error | None = None
+        self._path = path
+        self._clock = StoreClock.begun(clocks or Clocks())
+        self._connection = open_tables(path)
         try:
-            if path != MEMORY:
-                _create(path)
-            self._connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-            self._prepare(path)
+            self._lock = None if path == MEMORY else _new_lock(path)
+            self.runner = "this" if self._lock is None else _runner_of(path, self._lock.path)
+            self._try(self._join_clock)
+            self._fail_lost()
         except (OSError, sqlite3.Error) as error:
+            self._connection.close()
             raise InvalidSetting(f"response_store is {path!r}; it cannot be used: {error}") from error
 
-    def _prepare(self, path: str) -> None:
+    def _join_clock(self) -> None:
+        """Go by the clock of the processes that use the file already."""
         run = self._connection.execute
-        run("PRAGMA foreign_keys = ON")
-        run("PRAGMA secure_delete = ON")  # deleted text is not left in the file
-        if path != MEMORY:
-            _when_free(lambda: run("PRAGMA journal_mode = WAL"))
-            run("PRAGMA synchronous = NORMAL")
-        run("BEGIN IMMEDIATE")  # of several processes one makes the tables
-        try:
-            (application,), (version,) = run("PRAGMA application_id").fetchone(), run("PRAGMA user_version").fetchone()
-            if (application, version) == (_APPLICATION, _VERSION):
-                return
-            if run("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                raise InvalidSetting(
-                    f"response_store is {path!r}, which holds something else, or another version of it"
-                )
-            for statement in _statements(_TABLES):
-                run(statement)
-            run(f"PRAGMA application_id = {_APPLICATION}")
-            run(f"PRAGMA user_version = {_VERSION}")
-        finally:
-            run("COMMIT")
+        boot_id, offset_ns = run("SELECT boot_id, clock_offset FROM totals WHERE number = 1").fetchone()
+        latest = run("SELECT used FROM responses WHERE runner IS NULL ORDER BY used DESC LIMIT 1").fetchone() or (0,)
+        if not self._clock.join(boot_id, offset_ns, latest[0]):
+            change = "UPDATE totals SET boot_id = ?, clock_offset = ? WHERE number = 1"
+            run(change, (self._clock.boot_id, self._clock.offset_ns))
 
     def close(self) -> None:
         self._connection.close()
+        if self._lock is not None:
+            self._lock.release()
 
-    def add(self, owner: str, response: KeptResponse) -> bool:
-        """False where it is larger than everything that may be kept."""
-        if not self._max_responses or response.num_bytes > self._max_bytes:
-            return False
+    # Writers
+
+    def add(self, owner: str, response: KeptResponse) -> None:
+        """Raises where there is no room for it."""
+        self._check_size(response)
         run = self._connection.execute
-        with self._transaction():
-            run(
-                "INSERT INTO responses (id, owner, previous, num_bytes, used, is_running, head) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (response.id, owner, response.previous, response.num_bytes, self._now(), response.is_running,
-                 response.head),
-            )  # fmt: skip
-            self._add_items(response.id, response.input, is_output=False)
-            self._add_items(response.id, response.output, is_output=True)
-            self._evict()
-        return True
+        with self._changing():
+            run("INSERT INTO owners (name) VALUES (?) ON CONFLICT DO NOTHING", (owner,))
+            number = run(
+                "INSERT INTO responses (owner, id, previous, num_bytes, used, runner, head) "
+                f"VALUES ({_OWNER}, ?, ?, ?, ?, ?, ?)",
+                (owner, response.id, response.previous, response.num_bytes, self._clock.now_ns(),
+                 self.runner if response.is_running else None, response.head),
+            ).lastrowid  # fmt: skip
+            self._add_items(owner, number, response.input, is_output=False)
+            self._add_items(owner, number, response.output, is_output=True)
+            self._use(owner, response.id)
+            self._expire()
+            self._make_room(owner, number)
+        self.trouble = None
 
-    def finish(self, response: KeptResponse) -> bool:
-        """Replace a running response. False where it was cancelled or deleted meanwhile."""
-        run = self._connection.execute
-        with self._transaction():
-            changed = run(
-                "UPDATE responses SET head = ?, num_bytes = ?, used = ?, is_running = 0 WHERE id = ? AND is_running",
-                (response.head, response.num_bytes, self._now(), response.id),
-            ).rowcount
-            if changed:
-                self._add_items(response.id, response.output, is_output=True)
-                self._evict()
-        return bool(changed)
+    def finish(self, owner: str, response: KeptResponse) -> None:
+        """Replace a running response, unless it was cancelled or deleted meanwhile. Raises where there is no room."""
+        self._check_size(response)
+        with self._changing():
+            number = self._ended(owner, response.id, response.head, response.num_bytes)
+            if number is not None:
+                self._add_items(owner, number, response.output, is_output=True)
+                self._use(owner, response.id)
+                self._make_room(owner, number)
+        self.trouble = None
 
-    def mention(self, ids: Sequence[str]) -> set[str]:
-        """Note that these are still running. Returns those that are not to go on: cancelled or deleted."""
-        now, statement = self._now(), "UPDATE responses SET used = ? WHERE id = ? AND is_running"
-        with self._transaction():
-            is_running = [self._connection.execute(statement, (now, one)).rowcount for one in ids]
-        return {one for one, found in zip(ids, is_running, strict=True) if not found}
+    def _check_size(self, response: KeptResponse) -> None:
+        if response.num_bytes > self._max_bytes:
+            problem = f"the response takes {response.num_bytes} bytes; the limit is {self._max_bytes}"
+            raise InvalidRequest(f"{problem}, --max-stored-bytes")
 
-    def get(self, owner: str, response_id: str) -> KeptResponse | None:
-        """The response without its input. It has failed if its process is gone."""
-        self._expire()
-        found = self._connection.execute(
-            "SELECT previous, head, used, is_running FROM responses WHERE id = ? AND owner = ?", (response_id, owner)
-        ).fetchone()
-        if found is None:
-            return None
-        previous, head, used, is_running = found
-        if is_running and self._now() - used > LOST_AFTER_S * 1e9:
-            error = {"code": "server_error", "message": "the process that worked on this response has ended"}
-            head, is_running = self._end(response_id, head, {"status": "failed", "error": error}), False
-        output = [Item(*row) for row in self._items(response_id, is_output=True)]
-        return KeptResponse(response_id, previous, head, (), output, bool(is_running))
+    def fail(self, owner: str, response_id: str, message: str) -> None:
+        """End a running response that has no answer."""
+        error = {"code": "server_error", "message": message}
+        self._end(owner, response_id, {"status": "failed", "error": error})
 
-    def cancel(self, response_id: str, head: bytes) -> None:
-        self._end(response_id, head, {"status": "cancelled"})
+    def cancel(self, owner: str, response_id: str) -> None:
+        self._end(owner, response_id, {"status": "cancelled"})
 
-    def _end(self, response_id: str, head: bytes, changes: dict[str, object]) -> bytes:
-        ended = msgspec.json.encode(msgspec.json.decode(head) | changes)
-        self._connection.execute(
-            "UPDATE responses SET head = ?, is_running = 0 WHERE id = ? AND is_running", (ended, response_id)
-        )
-        return ended
+    def _end(self, owner: str, response_id: str, changes: dict[str, object]) -> None:
+        with self._changing():
+            found = self._row(owner, response_id)
+            if found is not None and found.runner is not None:
+                self._ended(owner, response_id, _changed(self._head(found.number), changes))
 
     def delete(self, owner: str, response_id: str) -> bool:
         run = self._connection.execute
-        found = run("DELETE FROM responses WHERE id = ? AND owner = ?", (response_id, owner)).rowcount
+        with self._changing():
+            found = run(f"DELETE FROM responses WHERE owner = {_OWNER} AND id = ?", (owner, response_id)).rowcount
         if found:
             run("PRAGMA wal_checkpoint(TRUNCATE)")  # the log of changes has the text, too
         return bool(found)
 
+    # Readers. The use of a response is noted, and others expire, where that can be written
+
+    def get(self, owner: str, response_id: str) -> KeptResponse | None:
+        """The response without its input. It has failed if its process is gone."""
+        self._tidy()
+        with reading(self._connection):
+            found = self._row(owner, response_id)
+            if found is None:
+                return None
+            head = self._head(found.number)
+            output = [Item(*row) for row in self._items(found.number, is_output=True)]
+        is_running = found.runner is not None
+        if found.runner is not None and self._is_lost(found.runner):
+            is_running = False
+            head = _changed(head, LOST)
+            self._try(lambda: self._ended(owner, response_id, head))
+        return KeptResponse(response_id, found.previous, head, (), output, is_running)
+
     def chain(self, owner: str, response_id: str) -> Chain | None:
         """The conversation up to a response and with its output, which counts as used now. None where the response is
         not kept."""
-        self._expire()
-        run, now = self._connection.execute, self._now()
-        links = run(_CHAIN, (response_id, owner)).fetchall()
-        if not links:
-            return None
-        if links[0][3]:
-            return Chain([], is_running=True)
+        self._tidy()
+        with reading(self._connection):
+            chain = self._read_chain(owner, response_id)
+        if chain is not None and not chain.is_running and not chain.is_cut:
+            self._try(lambda: self._use(owner, response_id))
+        return chain
+
+    def _read_chain(self, owner: str, response_id: str) -> Chain | None:
         parts: list[list[bytes]] = []
         num_bytes = num_items = 0
-        for one, *_ in links:
-            rows = [*self._items(one, is_output=False), *self._items(one, is_output=True)]
-            num_items += len(rows)
-            num_bytes += sum(len(item) for _, item in rows)
-            if num_bytes > MAX_CHAIN_BYTES or num_items > MAX_CHAIN_ITEMS:
+        one: str | None = response_id
+        while one is not None:
+            found = self._row(owner, one)
+            if found is None:
+                return Chain(_joined(parts), missing=one) if parts else None
+            if found.runner is not None:
+                return Chain([], is_running=True)
+            part: list[bytes] = []
+            for is_output in (False, True):
+                for _, item in self._items(found.number, is_output=is_output):
+                    part.append(item)
+                    num_bytes += len(item)
+                    num_items += 1
+                    if num_bytes > MAX_CHAIN_BYTES or num_items > MAX_ITEMS:
+                        return Chain(_joined(parts), is_cut=True)
+            parts.append(part)
+            one = found.previous
+            if len(parts) == MAX_ITEMS and one is not None:  # responses to instructions alone have few items
                 return Chain(_joined(parts), is_cut=True)
-            parts.append([item for _, item in rows])
-        with self._transaction():  # an earlier response is used later, so that it outlives those that need it
-            self._connection.executemany(
-                "UPDATE responses SET used = ? WHERE id = ?", [(now + depth, one) for one, _, depth, _ in links]
-            )
-        return Chain(_joined(parts), links[-1][1])
+        return Chain(_joined(parts))
 
     def find(self, owner: str, item_ids: Sequence[str]) -> dict[str, bytes]:
-        """The kept items with these ids, up to the first that goes beyond `MAX_REFERRED_BYTES`."""
+        """The latest kept items with these ids, up to the first that is not kept or goes beyond
+        `MAX_REFERRED_BYTES`."""
         found: dict[str, bytes] = {}
         num_bytes = 0
-        for item_id in item_ids:
-            row = self._connection.execute(
-                "SELECT item FROM items JOIN responses ON responses.id = response WHERE items.id = ? AND owner = ?",
-                (item_id, owner),
-            ).fetchone()
-            if row is not None:
-                found[item_id] = row[0]
-                num_bytes += len(row[0])
+        with reading(self._connection):
+            for item_id in item_ids:
+                item = self._find(owner, item_id)
+                if item is None:
+                    break
+                found[item_id] = item
+                num_bytes += len(item)
                 if num_bytes > MAX_REFERRED_BYTES:
                     break
         return found
 
+    def _find(self, owner: str, item_id: str) -> bytes | None:
+        run = self._connection.execute
+        query = f"SELECT response, item FROM items WHERE owner = {_OWNER} AND id = ? ORDER BY rowid DESC LIMIT 1"
+        row = run(query, (owner, item_id)).fetchone()
+        if row is None:
+            return None
+        response, item = row
+        used, runner = run("SELECT used, runner FROM responses WHERE number = ?", (response,)).fetchone()
+        return item if runner is not None or used >= self._oldest() else None
+
     def input_items(self, owner: str, response_id: str) -> list[Item] | None:
         """The items; None if the response is not kept."""
-        if self.get(owner, response_id) is None:
+        with reading(self._connection):
+            found = self._row(owner, response_id)
+            return None if found is None else [Item(*row) for row in self._items(found.number, is_output=False)]
+
+    def _row(self, owner: str, response_id: str) -> "_Row | None":
+        query = f"SELECT number, previous, used, runner FROM responses WHERE owner = {_OWNER} AND id = ?"
+        row = self._connection.execute(query, (owner, response_id)).fetchone()
+        if row is None:
             return None
-        return [Item(*row) for row in self._items(response_id, is_output=False)]
+        found = _Row(*row)
+        return found if found.runner is not None or found.used >= self._oldest() else None
 
-    def _items(self, response_id: str, *, is_output: bool) -> list[tuple[str, bytes]]:
+    def _head(self, number: int) -> bytes:
+        head: bytes = self._connection.execute("SELECT head FROM responses WHERE number = ?", (number,)).fetchone()[0]
+        return head
+
+    def _items(self, number: int, *, is_output: bool) -> Iterator[tuple[str, bytes]]:
         query = "SELECT id, item FROM items WHERE response = ? AND is_output = ? ORDER BY position"
-        return self._connection.execute(query, (response_id, is_output)).fetchall()
+        return self._connection.execute(query, (number, is_output))
 
-    def _add_items(self, response_id: str, items: Sequence[Item], *, is_output: bool) -> None:
-        rows = [(response_id, is_output, position, *item) for position, item in enumerate(items)]
-        self._connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
+    # Changes within a transaction
 
-    def _expire(self) -> None:
-        run, oldest = self._connection.execute, self._now() - self._ttl_ns
-        if run("SELECT 1 FROM responses WHERE used < ? LIMIT 1", (oldest,)).fetchone():  # deleting takes a lock
-            run("DELETE FROM responses WHERE used < ?", (oldest,))
+    def _add_items(self, owner: str, number: int | None, items: Sequence[Item], *, is_output: bool) -> None:
+        rows = [(number, is_output, position, owner, *item) for position, item in enumerate(items)]
+        self._connection.executemany(f"INSERT INTO items VALUES (?, ?, ?, {_OWNER}, ?, ?)", rows)
 
-    def _evict(self) -> None:
-        self._expire()
+    def _ended(self, owner: str, response_id: str, head: bytes, num_bytes: int | None = None) -> int | None:
+        """The number of a running response, which ends; None where it does not run."""
+        run = self._connection.execute
+        query = f"SELECT number, num_bytes FROM responses WHERE owner = {_OWNER} AND id = ? AND runner IS NOT NULL"
+        row = run(query, (owner, response_id)).fetchone()
+        if row is None:
+            return None
+        number: int = row[0]
+        change = "UPDATE responses SET head = ?, num_bytes = ?, used = ?, runner = NULL WHERE number = ?"
+        run(change, (head, row[1] if num_bytes is None else num_bytes, self._clock.now_ns(), number))
+        return number
+
+    def _use(self, owner: str, response_id: str) -> None:
+        """Note that a conversation is used. An earlier response is used later, so that it outlives those that need
+        it."""
+        now, one = self._clock.now_ns(), self._row(owner, response_id)
+        for depth in range(MAX_ITEMS):
+            if one is None:
+                return
+            self._connection.execute("UPDATE responses SET used = ? WHERE number = ?", (now + depth, one.number))
+            one = None if one.previous is None else self._row(owner, one.previous)
+
+    def _make_room(self, owner: str, number: int | None) -> None:
+        """Forget responses until the rest is within the bounds. Raises where there is no room for `number`, of
+        `owner`: the others of the owner that has most are running."""
         run = self._connection.execute
         while True:
-            num_responses, num_bytes = run("SELECT * FROM totals").fetchone()
+            totals = "SELECT num_responses, num_bytes FROM totals WHERE number = 1"
+            num_responses, num_bytes = run(totals).fetchone()
             if num_responses <= self._max_responses and num_bytes <= self._max_bytes:
                 return
-            run("DELETE FROM responses WHERE id = (SELECT id FROM responses ORDER BY used LIMIT 1)")
+            measure = "num_responses" if num_responses > self._max_responses else "num_bytes"
+            for most, name in run(f"SELECT number, name FROM owners ORDER BY {measure} DESC"):
+                oldest = run(
+                    "SELECT number FROM responses WHERE owner = ? AND runner IS NULL AND number != ? "
+                    "ORDER BY used LIMIT 1",
+                    (most, number),
+                ).fetchone()
+                if oldest is not None or name == owner:
+                    break
+            if oldest is None:
+                limits = f"{self._max_responses} responses and {self._max_bytes} bytes"
+                problem = "the other responses of its owner run, or it is larger than the owner's share"
+                raise Overloaded(f"there is no room for the response: {problem} of {limits}", RETRY_S)
+            run("DELETE FROM responses WHERE number = ?", oldest)
+
+    def _expire(self) -> None:
+        run = self._connection.execute
+        query = "SELECT number FROM responses WHERE used < ? AND runner IS NULL ORDER BY used LIMIT ?"
+        for number in run(query, (self._oldest(), NUM_EXPIRED_AT_ONCE)).fetchall():
+            run("DELETE FROM responses WHERE number = ?", number)
+
+    def _oldest(self) -> int:
+        return self._clock.now_ns() - self._ttl_ns
+
+    # Chores
+
+    def _tidy(self) -> None:
+        if self._clock.now_ns() - self._looked_for_lost > LOST_INTERVAL_S * 1e9:
+            self._fail_lost()
+        query = "SELECT 1 FROM responses WHERE used < ? AND runner IS NULL LIMIT 1"
+        if self._connection.execute(query, (self._oldest(),)).fetchone():  # deleting takes a lock
+            self._try(self._expire)
+
+    def _fail_lost(self) -> None:
+        """End what other processes ran when they ended. Otherwise it would stay for ever, unless it is asked for."""
+        self._looked_for_lost = self._clock.now_ns()
+        _remove_free_locks(self._path)
+        runners = self._connection.execute("SELECT DISTINCT runner FROM responses WHERE runner IS NOT NULL").fetchall()
+        lost = [runner for (runner,) in runners if self._is_lost(runner)]
+        if lost:
+            self._try(lambda: self._end_those_of(lost))
+
+    def _end_those_of(self, lost: list[str]) -> None:
+        run = self._connection.execute
+        query = "SELECT name, id, head FROM responses JOIN owners ON owners.number = owner WHERE runner = ?"
+        for runner in lost:
+            for name, response_id, head in run(query, (runner,)).fetchall():
+                self._ended(name, response_id, _changed(head, LOST))
+
+    def _is_lost(self, runner: str) -> bool:
+        """True where the process has ended. This one has not, and it takes no mention of itself to know."""
+        if runner == self.runner:
+            return False
+        with if_free(_lock_path(self._path, runner)) as is_free:
+            return is_free
+
+    def _try(self, change: Callable[[], object]) -> None:
+        """Make a change that can wait: where it cannot be made now, readers get their answers all the same."""
+        with contextlib.suppress(sqlite3.OperationalError), self._changing():  # which notes the trouble
+            change()
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """Takes the lock of writers at its beginning: a reader that becomes a writer can be refused."""
-        run = self._connection.execute
-        run("BEGIN IMMEDIATE")
+    def _changing(self) -> Iterator[None]:
         try:
-            yield
-            run("COMMIT")
-        except BaseException:
-            if self._connection.in_transaction:  # a full disk may have ended it
-                run("ROLLBACK")
+            with writing(self._connection):
+                yield
+        except sqlite3.Error as error:
+            self.trouble = error
             raise
+
+
+class _Row(NamedTuple):
+    number: int
+    previous: str | None
+    used: int
+    runner: str | None
+
+
+def running_ids(path: str, runner: str) -> set[str]:
+    """The responses that a process runs, as the file has them: those that another process cancelled or deleted are not
+    there. The connection is its own, so that it waits neither for readers nor for writers."""
+    with contextlib.closing(sqlite3.connect(path, timeout=BUSY_S)) as connection:
+        return {row[0] for row in connection.execute("SELECT id FROM responses WHERE runner = ?", (runner,))}
 
 
 def _joined(parts: list[list[bytes]]) -> list[bytes]:
     return [item for part in reversed(parts) for item in part]
 
 
-def _create(path: str) -> None:
-    """Make an empty file that only this user can read."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+def _changed(head: bytes, changes: dict[str, object]) -> bytes:
+    return msgspec.json.encode(msgspec.json.decode(head) | changes)
 
 
-def _when_free(change: Callable[[], object]) -> None:
-    """A new file that several processes open at once is locked for all of them, and SQLite waits for that in some
-    changes only."""
-    deadline = time.monotonic() + BUSY_S
+# Each process that uses a file holds the lock of a file beside it, by which others see that it lives. A clock could not
+# tell: it can be set, and a process can be slow.
+
+
+def _new_lock(path: str) -> ProcessLock:
     while True:
-        try:
-            change()
-            return
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
+        one = _lock_path(path, secrets.token_hex(8))
+        one.touch(0o600, exist_ok=False)
+        with contextlib.suppress(FileNotFoundError):  # removed before it was locked
+            return ProcessLock(one)
 
 
-def _statements(script: str) -> list[str]:
-    """The statements of a script, those of triggers in one."""
-    statements, begun = [], ""
-    for line in script.splitlines(keepends=True):
-        begun += line
-        if sqlite3.complete_statement(begun):
-            statements.append(begun)
-            begun = ""
-    return statements
+def _lock_path(path: str, runner: str) -> Path:
+    return Path(f"{path}-process-{runner}")
+
+
+def _runner_of(path: str, lock: Path) -> str:
+    return lock.name.removeprefix(_lock_path(path, "").name)
+
+
+def _remove_free_locks(path: str) -> None:
+    if path == MEMORY:
+        return
+    first = _lock_path(path, "")
+    for one in first.parent.iterdir():
+        if one.name.startswith(first.name):
+            with if_free(one) as is_free:
+                if is_free:
+                    one.unlink(missing_ok=True)

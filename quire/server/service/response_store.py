@@ -5,11 +5,11 @@ import logging
 import sqlite3
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, TypeVar
 
-from quire.errors import Overloaded, QuireError
-from quire.server.service.response_database import MEMORY, Chain, Item, KeptResponse, ResponseDatabase
+from quire.errors import Overloaded, QuireError, StoreFailed, reason_of
+from quire.server.service.response_database import Chain, Item, KeptResponse, ResponseDatabase, running_ids
+from quire.server.service.response_tables import MEMORY
 from quire.server.service.stream import Stream
 from quire.server.settings import ServerSettings
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 MAX_WAITING = 1024  # readers; writers are as many as requests that may be open
 RETRY_S = 1.0
-MENTION_INTERVAL_S = 0.5  # a response that another process cancels stops within this time
+WATCH_INTERVAL_S = 0.5  # a response that another process cancels stops within this time
 
 
 class ResponseStore:
@@ -33,11 +33,13 @@ class ResponseStore:
         self._limits = settings.max_stored_responses, settings.max_stored_bytes, settings.stored_response_ttl_s
         self.is_on = settings.max_stored_responses > 0
         self._thread = ThreadPoolExecutor(1, "quire-responses")
+        self._watch_thread = ThreadPoolExecutor(1, "quire-running")  # apart: readers can take long
         self._database: ResponseDatabase | None = None
+        self._has_trouble = False
         self._num_waiting = 0
         self._running: dict[str, Stream] = {}  # responses in the background, of this process
         self._tasks: set[asyncio.Task[None]] = set()
-        self._mentioning: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Raises InvalidSetting where the file cannot be used."""
@@ -47,35 +49,64 @@ class ResponseStore:
         """Wait for responses in the background, up to `within_s`."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=within_s)
-        if self._mentioning is not None:
-            self._mentioning.cancel()
+        for task in (*self._tasks, *([self._watching] if self._watching is not None else [])):
+            task.cancel()
         if self._database is not None:
             await self._run(ResponseDatabase.close)
 
-    def run_in_background(self, response_id: str, stream: Stream, work: Coroutine[Any, Any, None]) -> None:
-        """`work` reads `stream`, and finishes the response that was added as running."""
+    def run_in_background(
+        self, owner: str, response_id: str, stream: Stream, work: Coroutine[Any, Any, KeptResponse | None]
+    ) -> None:
+        """`work` reads `stream`, and gives what the response that was added as running has become; None where it was
+        stopped."""
         self._running[response_id] = stream
-        task = asyncio.create_task(work)
+        task = asyncio.create_task(self._keep_result(owner, response_id, work))
         self._tasks.add(task)  # the loop itself holds tasks weakly
 
         def end(task: "asyncio.Task[None]") -> None:
             self._tasks.discard(task)
             self._running.pop(response_id, None)
+            stream.close()
 
         task.add_done_callback(end)
-        if self._mentioning is None or self._mentioning.done():
-            self._mentioning = asyncio.create_task(self._mention())
+        if self._path != MEMORY and (self._watching is None or self._watching.done()):
+            self._watching = asyncio.create_task(self._watch())
 
-    async def _mention(self) -> None:
-        """While any response runs: tell other processes, and find those that were cancelled."""
-        while self._running:
+    async def _keep_result(self, owner: str, response_id: str, work: Coroutine[Any, Any, KeptResponse | None]) -> None:
+        try:
+            ended = await work
+            if ended is not None:
+                await self._insist(lambda database: database.finish(owner, ended))
+        except Exception as error:  # whatever it is, the response has ended with it
+            if not isinstance(error, QuireError):
+                log.exception("the response %s in the background failed", response_id)
+            reason = reason_of(error)
+            await self._insist(lambda database: database.fail(owner, response_id, reason))
+
+    async def _insist(self, work: Callable[[ResponseDatabase], None]) -> None:
+        """Write how a response ended, as soon as that can be written."""
+        while True:
             try:
-                ended = await self._run(partial(ResponseDatabase.mention, ids=list(self._running)))
-                for response_id in ended:
-                    self.stop(response_id)
-            except QuireError as error:
-                log.warning("responses in the background cannot be mentioned: %s", error.message)
-            await asyncio.sleep(MENTION_INTERVAL_S)
+                return await self._run(work)
+            except StoreFailed:
+                await asyncio.sleep(RETRY_S)
+
+    async def _watch(self) -> None:
+        """While any response runs: find those that other processes cancelled."""
+        loop = asyncio.get_running_loop()
+        assert self._database is not None, "a response was added before"
+        runner = self._database.runner
+        while self._running:
+            asked = list(self._running)
+            try:
+                going_on = await loop.run_in_executor(self._watch_thread, running_ids, self._path, runner)
+            except sqlite3.Error as error:
+                log.warning("responses in the background cannot be watched: %s", error)
+            else:
+                for response_id in asked:
+                    if response_id not in going_on:
+                        self.stop(response_id)
+            await asyncio.sleep(WATCH_INTERVAL_S)
 
     def stop(self, response_id: str) -> None:
         """End a response that runs in this process; other processes notice it later."""
@@ -83,21 +114,16 @@ class ResponseStore:
         if stream is not None:
             stream.close()
 
-    async def add(self, owner: str, response: KeptResponse) -> bool:
-        """Keep a response. False, and a line in the log, where it cannot be."""
+    async def add(self, owner: str, response: KeptResponse) -> QuireError | None:
+        """Keep a response. The reason why it is not kept, which is in the log, where it cannot be."""
         try:
-            if await self._run(lambda database: database.add(owner, response)):
-                return True
-            log.warning("a response of %d bytes is larger than max_stored_bytes; not kept", response.num_bytes)
+            await self._run(lambda database: database.add(owner, response))
+        except StoreFailed as error:  # logged once, for all of them
+            return error
         except QuireError as error:
-            log.error("a response is not kept: %s", error.message)
-        return False
-
-    async def finish(self, response: KeptResponse) -> None:
-        try:
-            await self._run(lambda database: database.finish(response))
-        except QuireError as error:
-            log.error("a response is not kept: %s", error.message)
+            log.warning("a response is not kept: %s", error.message)
+            return error
+        return None
 
     async def get(self, owner: str, response_id: str) -> KeptResponse | None:
         return await self._read(lambda database: database.get(owner, response_id))
@@ -109,7 +135,7 @@ class ResponseStore:
             found = database.get(owner, response_id)
             if found is None or not found.is_running:
                 return found
-            database.cancel(response_id, found.head)
+            database.cancel(owner, response_id)
             return database.get(owner, response_id)
 
         return await self._read(cancelled)
@@ -144,4 +170,14 @@ class ResponseStore:
         try:
             return work(self._database)
         except sqlite3.Error as error:
-            raise QuireError(f"the store of responses cannot be used: {error}") from error
+            raise StoreFailed(f"the store of responses cannot be used: {error}") from error
+        finally:
+            self._log_trouble(self._database.trouble)
+
+    def _log_trouble(self, trouble: sqlite3.Error | None) -> None:
+        """A line when it begins and one when it is over, however many responses are not kept meanwhile."""
+        if trouble is not None and not self._has_trouble:
+            log.error("responses cannot be kept: %s; answers say store: false until they can", trouble)
+        elif trouble is None and self._has_trouble:
+            log.info("responses can be kept again")
+        self._has_trouble = trouble is not None

@@ -16,6 +16,7 @@ from quire.server.api.responses.parse import ParsedResponse
 from quire.server.http.body import Body
 from quire.server.service.answers import ClientGone, collect
 from quire.server.service.arrival import Arrival
+from quire.server.service.response_database import KeptResponse
 from quire.server.service.service import Service
 from quire.server.service.stream import Stream
 from quire.server.tenant import api_key
@@ -39,25 +40,26 @@ async def answer_in_background(
     stream = service.open(job.specs, arrival, user=job.user)
     try:
         begun = encoder.begun("in_progress")._replace(is_running=True)
-        if not await store.add(api_key.get(), begun):
-            raise QuireError("the response cannot be kept; see the server log")
+        refusal = await store.add(api_key.get(), begun)
+        if refusal is not None:
+            raise refusal
     except BaseException:
         stream.close()
         raise
-    store.run_in_background(encoder.id, stream, _run(service, stream, encoder, body.num_bytes))
+    store.run_in_background(api_key.get(), encoder.id, stream, _run(service, stream, encoder, body.num_bytes))
     return Response(encoder.begun("queued").body, 200, ignored_header(job.unknown), "application/json")
 
 
-async def _run(service: Service, stream: Stream, encoder: ResponseEncoder, num_bytes: int) -> None:
+async def _run(service: Service, stream: Stream, encoder: ResponseEncoder, num_bytes: int) -> KeptResponse | None:
+    """The response as it ended; None where it was cancelled or deleted."""
     try:
         answers = await collect(stream, _never)
         await service.offload.run(num_bytes + stream.num_tokens, lambda: encoder.body(stream, answers))
-        ended = encoder.ended(stream)
-    except ClientGone:  # it was cancelled or deleted
-        return
+        return encoder.ended(stream)
+    except ClientGone:
+        return None
     except QuireError as error:
-        ended = encoder.failed(stream, error)
-    await service.response_store.finish(ended)
+        return encoder.failed(stream, error)
 
 
 async def _never() -> Message:

@@ -93,14 +93,17 @@ class ResponseEncoder:
         return self._kept(self._head("failed", stream, error))
 
     def body(self, stream: Stream, answers: list[list[Answer]]) -> msgspec.Raw:
-        answer = answers[0][0]
+        if not self.is_finished:
+            self._read_answer(answers[0][0])
+        return msgspec.Raw(self.ended(stream).body)
+
+    def _read_answer(self, answer: Answer) -> None:
         tokens: list[int | None] = [*answer.tokens]
         tokens += [None] * (len(answer.texts) - len(tokens))  # the last text may come without a token
         last = len(answer.texts) - 1
         for index, (text, token) in enumerate(zip(answer.texts, tokens, strict=True)):
             logprobs = answer.logprobs[index] if index < len(answer.logprobs) else None
             self.read(text, token, logprobs, answer.finish if index == last else None)
-        return msgspec.Raw(self.ended(stream).body)
 
     def events(self, stream: Stream) -> "ResponseEvents":
         return ResponseEvents(self, stream)
@@ -111,6 +114,7 @@ class ResponseEncoder:
     def _head(self, status: str, stream: Stream | None, error: QuireError | None = None) -> bytes:
         rest: dict[str, Any] = {
             "status": status,
+            "store": self.is_stored,
             "completed_at": int(time.time()) if status == "completed" else None,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
@@ -155,7 +159,6 @@ class ResponseEncoder:
             },
             "safety_identifier": fields.safety_identifier,
             "service_tier": "default",  # the only one there is
-            "store": self.is_stored,
             "temperature": sampling.temperature,
             "text": {
                 "format": text.format if text is not None and text.format is not None else {"type": "text"},

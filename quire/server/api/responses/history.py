@@ -8,7 +8,7 @@ from quire.errors import PreviousResponseNotFound, ResponseNotFound, invalid, sh
 from quire.server.api.responses.conversation import Placed
 from quire.server.api.responses.items import ItemReader, kind_of, message
 from quire.server.http.body import Body
-from quire.server.service.response_database import MAX_CHAIN_BYTES, MAX_CHAIN_ITEMS, MAX_REFERRED_BYTES, Chain
+from quire.server.service.response_database import MAX_CHAIN_BYTES, MAX_ITEMS, MAX_REFERRED_BYTES, Chain
 from quire.server.service.service import Service
 from quire.server.tenant import api_key
 
@@ -28,12 +28,13 @@ class History(NamedTuple):
 
 
 async def load_history(service: Service, body: Body) -> History:
-    """Raises if `previous_response_id` names no response. Wrong types are refused elsewhere."""
+    """Raises if `previous_response_id` names no response, or if there are too many items. Wrong types are refused
+    elsewhere."""
+    ids = await service.offload.run(body.num_bytes, lambda: _references(body.raw))
     previous = body.raw.get("previous_response_id")
     chain = Chain([])
     if isinstance(previous, str):
         chain = await _load_chain(service, previous, is_cut_allowed=body.raw.get("truncation") == "auto")
-    ids = await service.offload.run(body.num_bytes, lambda: _references(body.raw))
     return History(chain, await service.response_store.find(api_key.get(), ids) if ids else {})
 
 
@@ -48,7 +49,7 @@ async def _load_chain(service: Service, previous: str, *, is_cut_allowed: bool) 
         problem = f"is {shown(previous)}; it continues {chain.missing}, which is not kept any more"
         raise invalid(name, problem, PreviousResponseNotFound)
     if chain.is_cut and not is_cut_allowed:
-        limit = f"the limit is {MAX_CHAIN_BYTES} bytes and {MAX_CHAIN_ITEMS} items"
+        limit = f"the limit is {MAX_CHAIN_BYTES} bytes and {MAX_ITEMS} items"
         raise invalid(name, f"is {shown(previous)}, a longer conversation than is read; {limit}")
     return chain
 
@@ -78,6 +79,8 @@ def read_input(raw: str | list[dict[str, Any]], history: History, reader: ItemRe
 
 def _references(raw: dict[str, Any]) -> list[str]:
     items = raw.get("input")
+    if isinstance(items, list) and len(items) > MAX_ITEMS:
+        raise invalid("input", f"has {len(items)} items; the limit is {MAX_ITEMS}")
     found = (item for item in items if isinstance(item, dict)) if isinstance(items, list) else ()
     ids = (item.get("id") for item in found if kind_of(item) == "item_reference")
     return list(dict.fromkeys(item_id for item_id in ids if isinstance(item_id, str)))

@@ -13,6 +13,7 @@ from quire.server.api.validation import MAX_NAME, Refusal, typed
 
 Status = Literal["in_progress", "completed", "incomplete"]
 ROLES = Literal["user", "assistant", "system", "developer"]
+MAX_ID = 1024  # characters: kept items are found by their ids
 _SEAL = "quire:"  # before thinking in `encrypted_content`, which clients hand back and do not read
 
 
@@ -88,6 +89,8 @@ class ItemReader:
             raise invalid(f"{where}.type", f"is {shown(kind)}; it can be {known}")
         struct, refused, form = _KINDS[kind]
         fields, unknown = typed(item, struct, refused, strict=self._strict, where=f"{where}.")
+        if fields.id is not None and len(fields.id) > MAX_ID:
+            raise invalid(f"{where}.id", f"has {len(fields.id)} characters; the limit is {MAX_ID}")
         kept = form(where, kind, fields)
         for name in ("content", "output", "summary"):
             parts = item.get(name) if name in struct.__struct_fields__ else None

@@ -51,9 +51,11 @@ def parse_response(
         is_stored=fields.store is not False and store.is_on,
     )
 
-    async def keep(stream: Stream) -> None:  # in the context of the request; this function may be in a thread
-        if encoder.is_stored and encoder.is_finished:
-            await store.add(api_key.get(), encoder.ended(stream))
+    async def keep(stream: Stream) -> bool:  # in the context of the request; this function may be in a thread
+        if not encoder.is_stored or not encoder.is_finished:
+            return True
+        encoder.is_stored = await store.add(api_key.get(), encoder.ended(stream)) is None
+        return encoder.is_stored
 
     job = Job(
         specs=[prepared.spec],
