@@ -158,7 +158,10 @@ class Config:
         "are refused.",
     )
     compile_ahead: bool = setting(
-        True, DEVICES, "Compile every program before the first request; otherwise on first use."
+        True,
+        DEVICES,
+        "Compile programs before requests need them. Otherwise a server begins at once, and a request waits for each "
+        "program that is used for the first time.",
     )
     compile_threads: int | None = setting(None, DEVICES, "Programs compiled at the same time.")
     compile_processes: int | None = setting(

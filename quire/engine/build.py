@@ -16,7 +16,7 @@ from quire.choice import Choice, chosen
 from quire.config import Config
 from quire.core.scheduler import Scheduler
 from quire.engine.built import Built
-from quire.engine.compiling import begin_programs, compile_task, knows_weights, prepare_processes, program_store
+from quire.engine.compiling import begin_programs, begins_early, compile_task, prepare_processes, program_store
 from quire.engine.deployment import Checkpoint, Deployment, cache_capacity, kinds_of, layout_of
 from quire.engine.draft_plan import DraftPlan, find_draft, refuse_what_cannot_draft
 from quire.engine.engine import Engine
@@ -239,7 +239,7 @@ def _build_engine(
         measured = with_measured_step(deployment)
         if others is not None:
             others.deploy(shared_settings(measured.config, measured.choices), str(measured.shapes))
-        elif knows_weights(measured):
+        elif begins_early(measured):
             return measured, begin_programs(measured, processes, undo)
         return measured, None
 

@@ -32,10 +32,10 @@ def prepare_processes(deployment: Deployment, store: ProgramStore) -> CompilePro
     """The processes, if there are to be any; those of a server on a GPU begin at once where nothing is kept, so that
     they have loaded JAX when there is something to do. On a CPU that would keep the engine from loading its own. None
     where nothing can be kept: they hand programs over on disk. None by default on a CPU that does not serve: its caller
-    waits for the programs, and they are of a low priority."""
+    waits for the programs, and they are of a low priority. None where programs are compiled when they are used."""
     count, on_gpu = deployment.resolved.compile_processes, deployment.facts.platform == "gpu"
     is_wanted = on_gpu or deployment.is_served or deployment.config.compile_processes is not None
-    if not count or not is_wanted:
+    if not count or not is_wanted or not deployment.config.compile_ahead:
         return None
     if store.shared_timings() is None:
         log.info("nothing can be kept on disk, so threads compile in place of %d processes", count)
@@ -62,10 +62,10 @@ def compile_task(deployment: Deployment, weights: ParamTree, draft: Draft | None
     )
 
 
-def knows_weights(deployment: Deployment) -> bool:
-    """True where the programs of a server can begin before its weights are loaded. On CPUs, loading may decide how they
-    are packed."""
-    return deployment.is_served and deployment.facts.platform != "cpu"
+def begins_early(deployment: Deployment) -> bool:
+    """True where the programs of a server begin before its weights are loaded. On CPUs, loading may decide how they are
+    packed."""
+    return deployment.is_served and deployment.facts.platform != "cpu" and deployment.config.compile_ahead
 
 
 def planned_weights(deployment: Deployment) -> tuple[ParamTree, Draft | None]:

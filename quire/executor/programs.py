@@ -1,4 +1,4 @@
-"""The compiled programs: all are made ahead, none on the request path."""
+"""The compiled programs. All are made ahead and none on the request path, unless `compile_all` is left out."""
 
 import logging
 import time
@@ -83,7 +83,7 @@ class Programs:
         self._tuning_pool = ThreadPoolExecutor(min(threads, 2), "quire-tune")
         self.adapters = AdapterArrays(self.compiler)
         self._ahead = False  # whether everything was to be compiled before it is needed
-        self.num_late = 0  # compilations on the request path although it was; stays 0
+        self.num_late = 0  # programs that a step waited for; stays 0 if it was
         self._announcer = None if members is None else Announcer(members)
         self._processes = processes
         self._is_closed = False
@@ -279,16 +279,16 @@ class Programs:
         return key, self.get(key)
 
     def get(self, key: Key) -> Callable[..., Any]:
-        is_late = key not in self.table.keys
-        if is_late:
-            self.num_late += self._ahead
-            level = logging.WARNING if self._ahead else logging.INFO
-            log.log(level, "a step waits for a program to be compiled: %s", key)
+        is_new = key not in self.table.keys
         if key not in self._made:
+            if is_new:
+                self.num_late += 1
+                level = logging.WARNING if self._ahead else logging.INFO
+                log.log(level, "a step waits for a program to be compiled: %s", key)
             compiling = self._compiling.pop(key, None)
             self._loading.discard(key)
             self._made[key] = self._make(key) if compiling is None else compiling.result()
-        if is_late:
+        if is_new:
             self._complete |= {key}
             self.table = ProgramTable(self._shapes.ladder, self.table.keys | {key}, self._slow)
         program: Callable[..., Any] = self._made[key]

@@ -234,6 +234,18 @@ def test_the_log_says_how_many_programs_are_to_come_and_when_all_are_there(
     programs.close()
 
 
+def test_a_program_that_a_step_waits_for_is_counted_once(model: Model, weights: ParamTree) -> None:
+    programs = Slow(model, weights, FEW_SHAPES, threads=1)
+    for key in (StepShape(1), ("start", 1)):
+        programs.may_make[key] = Event()
+        programs.may_make[key].set()
+    assert programs.num_late == 0
+    for count, key in enumerate((StepShape(1), ("start", 1)), start=1):
+        assert programs.get(key) == programs.get(key) == key
+        assert programs.num_late == count
+    programs.close()
+
+
 class Full(ProgramStore):
     """Has a file for every program."""
 

@@ -69,15 +69,18 @@ class ModelEngine:
             config, progress, files=files, is_served=True, meet=meet, num_engines=self.devices.num_engines
         )
         built = build_engine(deployment, progress, others=leader)
-        programs = built.executor.programs
-        shows = self.show_progress and not programs.can_begin_at_once
-        with (shares if shows else silent)("Compiling") as report:
-            for share in built.warm_up():
-                report(round(share * 1000), 1000)
-                if programs.can_run_anything:
-                    report(1000, 1000)  # enough to begin; the rest is compiled behind the first requests
-                    programs.begin_serving()
-                    break
+        if config.compile_ahead:
+            programs = built.executor.programs
+            shows = self.show_progress and not programs.can_begin_at_once
+            with (shares if shows else silent)("Compiling") as report:
+                for share in built.warm_up():
+                    report(round(share * 1000), 1000)
+                    if programs.can_run_anything:
+                        report(1000, 1000)  # enough to begin; the rest is compiled behind the first requests
+                        programs.begin_serving()
+                        break
+        else:
+            log.info("programs are compiled when requests first need them, which wait meanwhile")
         if self.peers.role is not None:
             from quire.engine.build_peers import meet_peers
 
