@@ -101,13 +101,15 @@ class Planner:
             return 1
         if queue and running.has_free_slot and len(running) < self._budget.rows:
             return 1
-        return self._budget.burst
+        return 1 if self._budget.decodes_singly else self._budget.burst
 
     def _guesses(self) -> dict[int, int]:
         """The number of tokens to guess for each sequence, by id. None during a search for a fault, which must know the
         positions of a step."""
+        if self._budget.decodes_singly or self._queue.focus is not None:
+            return {}
         decoding = self._running.decoding
-        return self._speculation.choose(decoding.values(), len(decoding)) if self._queue.focus is None else {}
+        return self._speculation.choose(decoding.values(), len(decoding))
 
     def _plan_guesses(self, step: StepBuilder, guesses: dict[int, int]) -> int:
         """The sequences that guess, by age; first those that have no page for a guess and decode. Returns the number
@@ -138,12 +140,13 @@ class Planner:
         replayed: list[Sequence] = []
         chunks, rows, decode = step.chunks, step.rows, Kind.DECODE
         new_chunk = _new
+        may_force = not self._budget.decodes_singly
         for sequence in self._running.decoding.values():  # most of the time that a plan takes
             start = sequence.num_planned
             end = start + burst
             if guesses and sequence.id in guesses:
                 continue
-            if start + 1 < sequence.forced_end and start + 2 < sequence.limit:
+            if may_force and start + 1 < sequence.forced_end and start + 2 < sequence.limit:
                 forced.append(sequence)
             elif end <= sequence.plain_end:
                 sequence.num_planned = end

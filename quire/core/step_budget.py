@@ -21,6 +21,7 @@ class StepBudget:
         self._max_step_tokens = limits.max_step_tokens
         self._max_prefill_tokens = self.prefill_tokens = limits.max_batch_prefill_tokens
         self._max_rows = self.rows = limits.max_batch_size
+        self.decodes_singly = False  # no sequence gets several tokens in a step by bursts, guesses or forced tokens
         self.burst = limits.max_burst  # tokens for each decode of a step; the engine allows fewer where they take long
         self._max_restores = limits.max_page_restores
         self.max_restores_beside_decodes: int | None = None  # pages from the host, while sequences decode
@@ -39,7 +40,8 @@ class StepBudget:
 
     @property
     def is_whole(self) -> bool:
-        return self.prefill_tokens == self._max_prefill_tokens and self.rows == self._max_rows
+        is_full = self.prefill_tokens == self._max_prefill_tokens and self.rows == self._max_rows
+        return is_full and not self.decodes_singly
 
     def prefill_beside(self, num_decodes: int) -> int:
         """The prompt tokens that fit into a step with this many decodes."""
@@ -82,9 +84,12 @@ class StepBudget:
     def shrink(self, plan: StepPlan) -> bool:
         """`plan` was too large: halve its largest part. False when it was as small as can be."""
         num_rows = len(plan.chunks)
-        num_prefilled = sum(chunk.length for chunk in plan.chunks if chunk.kind is Kind.PREFILL)
+        prefilled = [chunk.length for chunk in plan.chunks if chunk.kind is Kind.PREFILL]
+        num_prefilled, num_decodes = sum(prefilled), num_rows - len(prefilled)
         if num_prefilled > max(1, num_rows):
             self.prefill_tokens = max(1, min(self.prefill_tokens, num_prefilled) // 2)
+        elif plan.num_tokens - num_prefilled > num_decodes and not self.decodes_singly:
+            self.decodes_singly = True
         elif num_rows > 1:
             self.rows = max(1, min(self.rows, num_rows) // 2)
         else:
@@ -99,4 +104,5 @@ class StepBudget:
             if not self._steps_left:
                 self.prefill_tokens = min(2 * self.prefill_tokens, self._max_prefill_tokens)
                 self.rows = min(2 * self.rows, self._max_rows)
+                self.decodes_singly = False
                 self._steps_left = 0 if self.is_whole else GROW_STEPS

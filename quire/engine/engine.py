@@ -304,9 +304,9 @@ class Engine:
         if is_out_of_memory(fault) and self.scheduler.budget.shrink(plan):
             self.num_shrinks += 1
             budget = self.scheduler.budget
-            log.warning(
-                "steps have at most %d tokens of prompts and %d rows for a while", budget.prefill_tokens, budget.rows
-            )
+            tokens, rows = budget.prefill_tokens, budget.rows
+            singly = ", each with one token of an answer," if budget.decodes_singly else ""
+            log.warning("steps have at most %d tokens of prompts and %d rows%s for a while", tokens, rows, singly)
             return []
         self._isolation.fault(targets_of(plan, self._samples_left))
         return self._isolate()

@@ -119,7 +119,7 @@ ENGINE_MUTANTS = (
     Mutant(
         "one is preempted for a guess", PLANNER, "preempts = is_needed and not sequence.num_unsure", "preempts = True"
     ),
-    Mutant("a search guesses", PLANNER, "if self._queue.focus is None else {}", "if True else {}", "def _guesses("),
+    Mutant("a search guesses", PLANNER, "or self._queue.focus is not None:", "or False:", "def _guesses("),
     Mutant("guesses take no budget", PLANNER, "len(step.chunks) + num_guesses + len(forced)", "len(step.chunks)"),
     Mutant("a sequence that guesses decodes too", PLANNER, "if guesses and sequence.id in guesses:", "if False:"),
     Mutant("guesses go on under a grammar", GUESSES, "and sequence.request.grammar is None", ""),

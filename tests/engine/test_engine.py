@@ -1,5 +1,7 @@
 """Steps that fail: only the request at fault hears of it."""
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from quire.engine.engine import Engine
 from quire.errors import EngineFailed, InvalidRequest, InvalidSetting, PromptTooLong, QuireError, RequestFailed
 from quire.request import Request
 from tests.core.harness import limits, request
+from tests.engine.toy_grammars import END, FORCING, ToyGrammars, guide, toy
 from tests.fake_executor import POISON, FakeExecutor, Fault, expected_tokens
 
 
@@ -284,6 +287,21 @@ def test_steps_shrink_when_memory_is_short_and_no_request_is_blamed(where, room)
     rig.check_survivors()
     assert rig.engine.num_requests_blamed == 0
     assert rig.engine.num_shrinks >= 1
+
+
+def test_a_lone_row_of_several_tokens_is_not_as_small_as_can_be():
+    """Its request, here with tokens that its grammar forces, gets one token to a step before it is blamed."""
+    rig = Rig(at_result=short_of_memory(1))
+    chosen = rig.engine.scheduler.limits
+    rig.engine = Engine(Scheduler(chosen, lambda: 0.0), rig.executor, 1, ToyGrammars())
+    asked = request(1, prompt=(3,), max_tokens=20, grammar=toy(FORCING), end_ids=(END,))
+    rig.add(asked)
+    rig.run()
+    assert not rig.errors
+    assert rig.tokens[1, 0] == expected_tokens(asked, guide=partial(guide, asked.grammar))
+    kinds = [chunk.kind for plan in rig.executor.plans for chunk in plan.chunks]
+    assert kinds.count(Kind.FORCED) == 2  # the one that failed, and the one behind it
+    assert rig.engine.num_requests_blamed == 0
 
 
 def test_steps_grow_again_after_a_while():
