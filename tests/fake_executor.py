@@ -19,6 +19,7 @@ from tests.fake_host_pages import FakeHostPages, Page, copy_page, page_of_bytes,
 VOCABULARY = 50
 POISON = 48  # a request whose prompt holds this fails its steps, where a test says so
 NAN = 49  # a request whose prompt holds this fails alone, without failing the step
+PLAINLY = (1.0, 0, 1.0, 0.0, 1.0)  # a draw with this temperature and these filters
 
 Allowed = Callable[[int], bool]  # whether a token may be sampled
 Guide = Callable[[list[int]], Allowed]  # after what was generated
@@ -36,13 +37,46 @@ def is_read(reach: Reach, position: int, by: int) -> bool:
     return reach is None or by - position < reach
 
 
-def sample(state: int, start: SlotStart, index: int, allowed: Allowed = lambda token: True) -> int:
-    """The `index`-th token generated after a prefix whose digest is `state`. Greedy requests draw nothing."""
-    draw = (start.seed, start.sample, index) if start.sampling.temperature else ()
-    token = hash((state, *draw)) % (VOCABULARY - 2)
-    while not allowed(token) or (index < start.min_tokens and token in start.end_ids):
-        token = (token + 1) % (VOCABULARY - 2)
+def sample(
+    state: int,
+    start: SlotStart,
+    index: int,
+    allowed: Allowed = lambda token: True,
+    generated: Sequence[int] = (),
+) -> int:
+    """The `index`-th token generated after a prefix whose digest is `state`: the first of those with the highest score
+    that comes from the drawn one on. Greedy requests draw nothing. `generated`: the tokens before it, of which scores
+    are lowered where there are penalties."""
+    sampling, most = start.sampling, VOCABULARY - 2
+    draw: tuple[float, ...] = ()
+    if sampling.temperature and sampling.top_k != 1:
+        draw = start.seed, start.sample, index
+        how = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.typical_p
+        draw += how if how != PLAINLY else ()
+    token = hash((state, *draw)) % most
+
+    def may_come(token: int) -> bool:
+        return allowed(token) and (index >= start.min_tokens or token not in start.end_ids)
+
+    if scores := _scores(start, generated):
+        ring = [(token + place) % most for place in range(most)]
+        return max(filter(may_come, ring), key=lambda one: scores.get(one, 0.0))  # the first of the highest
+    while not may_come(token):
+        token = (token + 1) % most
     return token
+
+
+def _scores(start: SlotStart, generated: Sequence[int]) -> dict[int, float]:
+    """Of the tokens that are more or less likely than others."""
+    sampling = start.sampling
+    scores = dict(sampling.logit_bias)
+    for token in generated if sampling.frequency_penalty else ():
+        scores[token] = scores.get(token, 0.0) - sampling.frequency_penalty
+    for token in set(generated) if sampling.presence_penalty else ():
+        scores[token] = scores.get(token, 0.0) - sampling.presence_penalty
+    for token in {*start.prompt, *generated} if sampling.repetition_penalty != 1 else ():
+        scores[token] = scores.get(token, 0.0) - (sampling.repetition_penalty - 1)
+    return scores
 
 
 def bits(tokens: Iterable[int]) -> bytes:
@@ -70,13 +104,23 @@ def expected_tokens(
         state = digest(state, token)
     tokens: list[int] = []
     while len(tokens) < request.max_tokens:
-        tokens.append(sample(state, start, len(tokens), guide(tokens)))
+        tokens.append(sample(state, start, len(tokens), guide(tokens), tokens))
         state = digest(state, tokens[-1])
         if len(tokens) >= request.min_tokens and (
             (tokens[-1] in request.end_ids and not request.ignore_end) or tokens[-1] in request.stop_ids
         ):
             break
     return tokens
+
+
+def expected_logprobs(request: Request, tokens: Sequence[int], adapter: int = 0) -> list[TokenLogprobs]:
+    """Those of the `tokens` that `request` generates."""
+    state, logprobs = adapter, []
+    for place, token in enumerate((*request.prompt, *tokens)):
+        if place >= len(request.prompt):
+            logprobs.append(logprobs_of(state, token))
+        state = digest(state, token)
+    return logprobs
 
 
 def expected_prompt_logprobs(request: Request, adapter: int = 0) -> list[TokenLogprobs]:
@@ -107,6 +151,10 @@ class Slot:
     @property
     def num_sampled(self) -> int:
         return len(self.tokens) - len(self.start.prompt)
+
+    @property
+    def generated(self) -> list[int]:
+        return self.tokens[len(self.start.prompt) :]
 
     def append(self, token: int) -> None:
         self.tokens.append(token)
@@ -312,7 +360,7 @@ class FakeExecutor:
             last = position == chunk.start + chunk.length - 1
             if chunk.samples and (last or chunk.kind is Kind.DECODE):
                 assert position == len(slot.tokens) - 1, "a chunk samples before the end of the known tokens"
-                new.append(sample(slot.states[position], slot.start, slot.num_sampled, allowed))
+                new.append(sample(slot.states[position], slot.start, slot.num_sampled, allowed, slot.generated))
                 slot.append(new[-1])
         slot.length = chunk.start + chunk.length
         return new, slot.states[slot.length - len(new) : slot.length]
@@ -370,7 +418,7 @@ class FakeExecutor:
         first, is_right = len(slot.tokens), True
         for position in range(chunk.start, chunk.start + chunk.length):
             self._write(slot, chunk.slot, position, chunk.kind)
-            token = sample(slot.states[position], slot.start, slot.num_sampled)
+            token = sample(slot.states[position], slot.start, slot.num_sampled, generated=slot.generated)
             if is_right:
                 new.append(token)
             is_right &= hash((position, token, slot.start.seed)) % 100 < self._guess_percent

@@ -1,0 +1,79 @@
+"""Capabilities of servers: what stands in front of engines. A suite with servers crosses them."""
+
+from tests.crossings.capability import ServerCapability
+
+OPENAI = ("ChatRequest", "CompletionRequest", "ResponseRequest")
+
+
+def _in(name: str, *kinds: str) -> tuple[str, ...]:
+    return tuple(f"{kind}.{name}" for kind in kinds)
+
+
+def _of(kind: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{kind}.{name}" for name in names)
+
+
+AT_SERVER = [
+    ServerCapability(
+        name="stop strings",
+        covers=(
+            *_in("stop", *OPENAI, "Parameters"), "MessagesRequest.stop_sequences",
+            *_in("include_stop_str_in_output", *OPENAI),
+        ),
+    ),
+    ServerCapability(name="special tokens in text", covers=_in("skip_special_tokens", *OPENAI)),
+    ServerCapability(
+        name="streams",
+        covers=(
+            *_in("stream", *OPENAI, "MessagesRequest", "GenerateRequest"), *_in("stream_options", *OPENAI),
+            "ServerSettings.max_buffered_tokens",
+        ),
+    ),
+    ServerCapability(name="token ids in answers", covers=_in("return_token_ids", "ChatRequest", "CompletionRequest")),
+    ServerCapability(
+        name="tools",
+        covers=(
+            *_in("tools", "ChatRequest", "ResponseRequest", "MessagesRequest"),
+            *_in("tool_choice", "ChatRequest", "ResponseRequest", "MessagesRequest"),
+            *_in("parallel_tool_calls", "ChatRequest", "ResponseRequest"), "ChatRequest.tool_prompt",
+        ),
+    ),
+    ServerCapability(name="thinking", covers=("ChatRequest.reasoning_effort", "ResponseRequest.reasoning")),
+    ServerCapability(
+        name="conversations",
+        covers=(
+            *_of("ChatRequest", "messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",
+                 "documents"),
+            *_of("MessagesRequest", "messages", "system"),
+            *_of("ResponseRequest", "input", "instructions", "chat_template_kwargs", "truncation"),
+            "Config.chat_template", "ServerSettings.parse_special_in_messages",
+        ),
+    ),
+    ServerCapability(
+        name="stored responses",
+        covers=(
+            *_of("ResponseRequest", "previous_response_id", "store", "background"),
+            *_of("ServerSettings", "response_store", "max_stored_responses", "max_stored_bytes",
+                 "stored_response_ttl_s"),
+        ),
+    ),
+    ServerCapability(name="manners of text-generation-inference", covers=("ServerSettings.tgi_strict",)),
+    ServerCapability(
+        name="keys",
+        covers=_of("ServerSettings", "api_key", "api_keys_file", "key_requests_per_minute", "key_tokens_per_minute"),
+    ),
+    ServerCapability(name="bounded load", covers=("ServerSettings.max_concurrent_requests",)),
+    ServerCapability(name="spans", covers=("ServerSettings.otlp_endpoint",)),
+    ServerCapability(name="several workers", covers=("ServerSettings.http_workers",)),
+    ServerCapability(name="several engines", covers=("ServerSettings.data_parallel",)),
+    ServerCapability(
+        name="an engine process ends",
+        covers=_of("ServerSettings", "max_engine_restarts", "wait_for_restart"),
+    ),
+    ServerCapability(
+        name="a process hangs",
+        covers=_of("ServerSettings", "stuck_after_s", "restart_after_s", "worker_restart_after_s"),
+    ),
+    ServerCapability(name="roles", covers=_of("PeerSettings", "role", "peers", "peer_min_tokens", "peer_timeout_s")),
+    ServerCapability(name="groups", covers=("GroupSettings.group_size",)),
+]  # fmt: skip
