@@ -1,12 +1,14 @@
 """The link between a process and the supervisor that started it."""
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 import msgspec
@@ -17,6 +19,7 @@ from quire.ipc.watchdog_timeout import LongestStep
 from quire.ipc.worker_counts import WorkerCounts
 
 _SET_DEATH_SIGNAL, _SET_NAME = 1, 15  # of prctl
+OOM_SCORE, MAX_OOM_SCORE = 100, 1000  # a tenth of the machine's memory, in what the system compares
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -114,5 +117,13 @@ def bind_to_parent(name: str, parent: int) -> None:
         prctl = ctypes.CDLL(None).prctl
         prctl(_SET_NAME, name.encode()[:15])  # what ps and top show
         prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+        _end_before_parent()
         if os.getppid() != parent:  # the parent has already ended
             os._exit(1)
+
+
+def _end_before_parent() -> None:
+    """Where memory runs out the system ends this process rather than its parent, which logs that and starts another."""
+    score = Path("/proc/self/oom_score_adj")
+    with contextlib.suppress(OSError, ValueError):  # /proc may be hidden
+        score.write_text(str(min(MAX_OOM_SCORE, int(score.read_text()) + OOM_SCORE)))

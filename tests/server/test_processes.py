@@ -3,13 +3,16 @@
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
+from quire.server.processes.child import KILLED
 from quire.server.processes.serve import print_ready
 from tests import web
 from tests.server.fake_engine import HANG
@@ -122,7 +125,7 @@ def test_an_engine_that_cannot_be_kept_running_is_told_and_liveness_turns_red(se
     os.kill(served.engine_pid(), signal.SIGKILL)
     wait_until(lambda: web.get(f"{served.url}/health").status_code == 503)
     asking.join(WAIT_S)
-    reason = "the engine process ended (signal 9), 1 times in a row; it is not started again"
+    reason = f"the engine process ended ({KILLED}), 1 times in a row; it is not started again"
     assert (answers[0].status_code, answers[0].json()["error"]["message"]) == (503, reason)
     why = web.get(f"{served.url}/health/generate")
     assert (why.status_code, why.json()["reason"]) == (503, reason)
@@ -139,7 +142,7 @@ def test_a_worker_that_is_replaced_when_no_engine_will_come_tells_it_too(serve):
     wait_until(lambda: web.get(f"{served.url}/health/live").status_code == 503)
     os.kill(worker, signal.SIGKILL)
     wait_until(lambda: served.named("quire-http") not in ([], [worker]))
-    reason = "the engine process ended (signal 9), 2 times in a row; it is not started again"
+    reason = f"the engine process ended ({KILLED}), 2 times in a row; it is not started again"
     answer = served.ask(SMALL)
     assert (answer.status_code, answer.json()["reason"]) == (503, reason)
     assert web.get(f"{served.url}/health").status_code == 503
@@ -283,6 +286,15 @@ def test_draining_is_bounded(serve):
     asking.join(WAIT_S)
     assert answers[0].status_code == 503  # it was not waited for
     assert served.process.wait(WAIT_S) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a score of Linux")
+def test_where_memory_runs_out_the_system_ends_the_engine_before_the_server(serve):
+    served = serve().wait()
+    engine, server = (
+        int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (served.engine_pid(), served.process.pid)
+    )
+    assert engine == min(1000, server + 100)
 
 
 def test_the_engine_ends_with_the_server_that_started_it(serve):

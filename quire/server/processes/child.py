@@ -25,6 +25,8 @@ from quire.ipc.worker_counts import WorkerCounts
 
 log = logging.getLogger(__name__)
 
+KILLED = "signal 9: killed from outside, or by the system for lack of memory"
+
 _spawn = multiprocessing.get_context("spawn")
 
 
@@ -79,12 +81,15 @@ class Child:
         self._line = ours
         self._link: SupervisorLink | None = None
         self.exit_code: int | None = None  # while it runs
+        self._was_killed = False  # by this process
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._process.sentinel, self._note_end)
 
     @property
     def exit_status(self) -> str:
         code = self.exit_code
+        if code == -signal.SIGKILL and not self._was_killed:
+            return KILLED
         return f"signal {-code}" if code is not None and code < 0 else f"status {code}"
 
     @property
@@ -102,6 +107,7 @@ class Child:
 
     def kill(self) -> None:
         if self.exit_code is None:
+            self._was_killed = True
             self._process.kill()
 
     async def end(self, within_s: float) -> None:
