@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from quire.executor.layer_state import PagedStates, page_layout
-from quire.models.checkpoint import load_weights
+from quire.models.checkpoint import leaves, load_weights
 from quire.models.context import PlatformOps, TokenContext
 from quire.models.decoder import Decoder
 from quire.models.params import Param, ParamTree
@@ -77,10 +77,18 @@ def main(name: str) -> None:
             alone = load_weights(model, NamedTensors(model), dtype="float32")
             pair = logits(cut, weights, mesh, "int8"), logits(model, alone, None, "int8")
             # Sums in another order may round a key to the next code.
-            assert relative_error(*pair) < 0.02, name
+            assert difference(model, "int8", *pair) < 0.02, name
             assert relative_error(pair[0], expected) > 1e-4, name
     for kind in ("int8", "fp8") if name in WITH_FP8 else ("int8",):
         check_quantized(name, kind, model, expected)
+
+
+def difference(model: Decoder, kind: str, got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
+    """That of the worst token where all stay near; that of most tokens where one may visit other experts, or where the
+    next code is far off, as in fp8."""
+    if kind == "int8" and not any(param.axes[0] == "experts" for param in leaves(model.params())):
+        return relative_error(got, expected)
+    return float(np.median(np.abs(got - expected).max(-1) / np.abs(expected).max(-1)))
 
 
 def check_quantized(name: str, kind: Any, model: Decoder, expected: np.ndarray[Any, Any]) -> None:
@@ -100,7 +108,7 @@ def check_quantized(name: str, kind: Any, model: Decoder, expected: np.ndarray[A
             assert array.addressable_shards[0].data.shape[0] * num_devices == array.shape[0]
         found.append(logits(cut, weights, mesh))
     # Sums in another order may round an activation to the next code.
-    assert relative_error(found[1], found[0]) < 0.02, name
+    assert difference(model, kind, found[1], found[0]) < 0.02, name
     # A token that visits other experts has other logits altogether; most do not.
     errors = np.abs(found[0] - expected).max(-1) / np.abs(expected).max(-1)
     assert 0 < np.median(errors) < 0.7, (name, errors)
