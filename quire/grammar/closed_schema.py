@@ -1,6 +1,5 @@
 """JSON schemas as answers follow them: closed unless they say otherwise, in the keywords that llguidance has."""
 
-import re
 from itertools import combinations
 from typing import Any
 
@@ -21,7 +20,7 @@ _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _IN_LISTS = ("prefixItems", "items", *COMBINING)
 _SINGLE = ("items", "additionalItems", "additionalProperties")
 _OTHER_KINDS = frozenset(("type", "const", "enum", "$ref", "anyOf", "oneOf"))  # what may say that it is no object
-_LOOK_AROUND = re.compile(r"(?<!\\)(?:\\\\)*+\(\?<?[=!]")  # of a bracket that is not escaped
+_LOOK_AROUND = ("(?=", "(?!", "(?<=", "(?<!")
 
 
 def guided_schema(schema: Any, strict: bool = True) -> Any:
@@ -158,7 +157,7 @@ class _Closing:
         done = dict(schema)
         if isinstance(done.get("format"), str) and done["format"] not in FORMATS:
             del done["format"]
-        if not self._strict and _LOOK_AROUND.search(str(done.get("pattern", ""))):
+        if not self._strict and _looks_around(done.get("pattern")):
             del done["pattern"]
         if "uniqueItems" in done:
             done = self._without_unique_items(done, place)
@@ -269,7 +268,13 @@ def _are_few(values: list[Any]) -> bool:
     return len(values) <= MAX_UNIQUE and len(str(values)) <= MAX_UNIQUE_CHARACTERS
 
 
+def _looks_around(pattern: Any) -> bool:
+    """True if `pattern` looks ahead or behind, which cannot be followed."""
+    unescaped = str(pattern).replace(r"\\", "-").replace(r"\(", "-")
+    return any(begin in unescaped for begin in _LOOK_AROUND)
+
+
 def _without_look_around(parts: list[Any]) -> list[Any]:
     """Drop alternatives with patterns that cannot be followed, as of decimal numbers, if others remain."""
-    kept = [one for one in parts if not (isinstance(one, dict) and _LOOK_AROUND.search(str(one.get("pattern", ""))))]
+    kept = [one for one in parts if not (isinstance(one, dict) and _looks_around(one.get("pattern")))]
     return kept or parts

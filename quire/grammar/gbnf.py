@@ -5,7 +5,8 @@ import re
 from quire.errors import InvalidRequest
 
 MAX_TIMES = 1000  # of a repetition
-_RULE = re.compile(r"^[ \t]*+[A-Za-z0-9_-]++\s*+::=", re.MULTILINE)  # only at line starts, to stay linear
+_NAME = re.compile("[A-Za-z0-9_-]+")
+_DEFINES = "::="
 _TOKEN = re.compile(
     r"""
       (?P<blank> \s+ | \#[^\n]* )
@@ -14,7 +15,7 @@ _TOKEN = re.compile(
     | (?P<literal> " (?: [^"\\] | \\[\s\S] )* " )
     | (?P<set> \[ \^? (?: [^\]\\] | \\[\s\S] )* \] )
     | (?P<any> \. )
-    | (?P<times> \{ \s* (?P<least>[0-9]{1,9}) \s* (?P<comma>, \s* (?P<most>[0-9]{0,9}) \s* )? \} | [*+?] )
+    | (?P<times> \{ \s* (?P<least>[0-9]{1,9}) \s* (?P<comma>, \s*+ (?P<most>[0-9]{0,9}+) \s*+ )? \} | [*+?] )
     | (?P<mark> [()|] )
     """,
     re.VERBOSE,
@@ -25,7 +26,13 @@ _SURROGATES = range(0xD800, 0xE000)
 
 
 def is_gbnf(text: str) -> bool:
-    return _RULE.search(text) is not None
+    """True if a line of `text` begins with the name of a rule and what defines it."""
+    *names, _ = text.split(_DEFINES)
+    for index, name in enumerate(names):
+        _, is_new_line, last = name.rstrip().rpartition("\n")
+        if (is_new_line or not index) and _NAME.fullmatch(last.strip(" \t")):
+            return True
+    return False
 
 
 def lark_of_gbnf(text: str) -> str:

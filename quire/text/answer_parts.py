@@ -51,7 +51,7 @@ class AnswerParser:
         if self._harmony is None and form.calls is not None:
             self._calls = CallParser(form.calls, form.tools, guided=form.guided)
         self._custom = form.custom
-        self._input: InputText | None = None  # of the last call, if its tool is custom
+        self._input: tuple[int, InputText] | None = None  # of the last call, with its number, if its tool is custom
 
     @property
     def num_calls(self) -> int:
@@ -75,9 +75,12 @@ class AnswerParser:
     def flush(self) -> list[Piece]:
         """The remaining pieces, at the end of the text."""
         if self._harmony is not None:
-            return self._with_inputs(self._harmony.flush())
-        pieces = [] if self._thinking is None else self._beyond_thinking(self._thinking.flush())
-        return pieces if self._calls is None else pieces + self._with_inputs(self._calls.flush())
+            pieces = self._with_inputs(self._harmony.flush())
+        else:
+            pieces = [] if self._thinking is None else self._beyond_thinking(self._thinking.flush())
+            pieces += [] if self._calls is None else self._with_inputs(self._calls.flush())
+        self._end_input(pieces)
+        return pieces
 
     def _beyond_thinking(self, parts: list[str | Reasoning]) -> list[Piece]:
         pieces: list[Piece] = []
@@ -96,14 +99,24 @@ class AnswerParser:
             return pieces
         found: list[Piece] = []
         for piece in pieces:
-            if isinstance(piece, CallBegins):
-                self._input = InputText() if piece.name in self._custom else None
-            elif isinstance(piece, CallArguments) and self._input is not None:
-                piece = CallArguments(piece.number, self._input.push(piece.text))
+            if not isinstance(piece, CallArguments):
+                self._end_input(found)
+            if isinstance(piece, CallBegins) and piece.name in self._custom:
+                self._input = piece.number, InputText()
+            if isinstance(piece, CallArguments) and self._input is not None:
+                piece = CallArguments(piece.number, self._input[1].push(piece.text))
                 if not piece.text:
                     continue
             found.append(piece)
         return found
+
+    def _end_input(self, pieces: list[Piece]) -> None:
+        """Add the rest of the last call's input, which was held back."""
+        if self._input is not None:
+            number, text = self._input
+            if rest := text.flush():
+                pieces.append(CallArguments(number, rest))
+            self._input = None
 
 
 def _harmony_parser(form: AnswerForm) -> HarmonyParser | None:

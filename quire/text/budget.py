@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from string import Formatter
 from typing import Any
 
 import jinja2
@@ -10,15 +11,16 @@ import jinja2
 STEP = 250  # characters that one turn of a loop or one call counts for
 _NODE = 10  # characters that a number or a container counts for, besides what it holds
 _MAX_WIDTH = 10_000  # of padding and indentation
+_MAX_DIGITS = 4  # of a width or precision in a format
 _MAX_INTEGER_BITS = 4096
 _SECONDS = 10.0
 
-# A width or precision of five digits or more, or one that is itself an argument.
-_WIDE_PERCENT = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(?:\d{5,}|\*|\d*\.(?:\d{5,}|\*))")
-_WIDE_BRACES = re.compile(r"\{[^{}]*:[^{}]*(?:\d{5,}|\{)")
+_NUMBER = re.compile(r"\d+")
 _TAKE_WIDTHS = frozenset(
     ("center", "ljust", "rjust", "zfill", "expandtabs", "indent", "wordwrap", "batch", "slice", "tojson")
 )
+# Filters and methods of Jinja's that read a text again for each word, tag or bracket in it.
+_QUADRATIC = frozenset(("striptags", "urlize", "wordwrap", "pprint"))
 
 
 class OutOfBudget(jinja2.TemplateRuntimeError):
@@ -98,12 +100,14 @@ class Budget:
         elif operator == "+" and isinstance(left, (str, list, tuple)) and isinstance(right, (str, list, tuple)):
             self.grow(len(left) + len(right))
         elif operator == "%" and isinstance(left, str):
-            self._format(left, list(right) if isinstance(right, tuple) else [right])
+            self._format(left, _percent_widths(left), list(right) if isinstance(right, tuple) else [right])
 
     def before_call(self, name: str, subject: Any, arguments: list[Any], options: Mapping[str, Any]) -> None:
         """Pay for the call of a filter or a string method. `subject` is the value it is applied to."""
         self.spend(STEP + (len(subject) if isinstance(subject, (str, list, tuple, dict)) else 0))
         arguments = [*arguments, *options.values()]
+        if name in _QUADRATIC:
+            self.spend(self._size_of(subject) ** 2)
         if name == "replace" and len(arguments) >= 2:
             text, old, new = str(subject), str(arguments[0]), str(arguments[1])
             self.grow(len(text) + (text.count(old) if old else len(text) + 1) * len(new))
@@ -114,7 +118,7 @@ class Budget:
         elif name == "sum" and isinstance(subject, (list, tuple)):
             self.grow(len(subject) * sum(len(part) for part in subject if isinstance(part, (list, tuple))))
         elif name in {"format", "format_map"} and isinstance(subject, str):
-            self._format(subject, arguments)
+            self._format(subject, _brace_widths(subject), arguments)
         elif name in _TAKE_WIDTHS:
             self._widths(name, subject, arguments)
 
@@ -124,11 +128,18 @@ class Budget:
         width = len(between) if isinstance(between, str) else sum(len(str(item)) for item in between)
         self.grow(sum(len(part) if isinstance(part, str) else STEP for part in parts) + len(parts) * width)
 
-    def _format(self, text: str, arguments: list[Any]) -> None:
-        if _WIDE_PERCENT.search(text) or _WIDE_BRACES.search(text):
-            raise OutOfBudget(f"a width in the format {text[:60]!r} is more than 4 digits, the limit")
-        num_fields = text.count("%") + text.count("{")
-        self.grow(len(text) + num_fields * max(map(self._size_of, arguments), default=0))
+    def _format(self, text: str, widths: Iterable[str | None], arguments: list[Any]) -> None:
+        """`widths`: how each field of `text` is written; None where that is itself an argument."""
+        self.spend(len(text))
+        num_fields = widest = 0
+        for width in widths:
+            self.spend(STEP)
+            numbers = _NUMBER.findall(width or "")
+            if width is None or any(len(number) > _MAX_DIGITS for number in numbers):
+                raise OutOfBudget(f"a width in the format {text[:60]!r} is more than {_MAX_DIGITS} digits, the limit")
+            widest = max(widest, *map(int, numbers), 0)
+            num_fields += 1
+        self.grow(len(text) + num_fields * (widest + max(map(self._size_of, arguments), default=0)))
 
     def _widths(self, name: str, subject: Any, arguments: list[Any]) -> None:
         widths = [len(item) if isinstance(item, str) else item for item in arguments if isinstance(item, (int, str))]
@@ -137,3 +148,32 @@ class Budget:
             raise OutOfBudget(f"{name}: {width} is more than {_MAX_WIDTH}, the limit of a width")
         if isinstance(subject, str):
             self.grow(len(subject) + (subject.count("\n") + subject.count("\t") + 1) * width)
+
+
+def _brace_widths(text: str) -> Iterator[str | None]:
+    """The part behind the colon of each field of a text for `str.format`."""
+    for _, field, width, _ in Formatter().parse(text):
+        if field is not None:
+            yield None if "{" in (width or "") else width or ""
+
+
+def _percent_widths(text: str) -> Iterator[str | None]:
+    """The flags, width and precision of each field of a text for `%`."""
+    at = 0
+    while at := text.find("%", at) + 1:
+        begin = at = _after_key(text, at)
+        while at < len(text) and (text[at] in "-+ #.*" or text[at].isdecimal()):
+            at += 1
+        yield None if "*" in text[begin:at] else text[begin:at]
+        at += 1  # beyond the letter, which may be another percent sign
+
+
+def _after_key(text: str, at: int) -> int:
+    """The position after a key in brackets, which may hold brackets, if one is at `at`."""
+    depth = 0
+    while at < len(text) and (depth or text[at] == "("):
+        depth += {"(": 1, ")": -1}.get(text[at], 0)
+        at += 1
+        if not depth:
+            break
+    return at

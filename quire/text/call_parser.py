@@ -11,6 +11,9 @@ from quire.text.pieces import CallArguments, CallBegins, Piece
 from quire.text.thinking import mark_begun_at_end
 from quire.text.tools import CallFormat
 
+_BLANKS = re.compile(r"[ \n\r\t]*")
+_BLANKS_BETWEEN_CALLS = re.compile(r"[ \n\r\t;]*")
+
 
 class CallParser:
     """Cuts an answer into text and calls. What turns out not to be a call is text.
@@ -44,8 +47,10 @@ class CallParser:
 
     def push(self, text: str) -> list[Piece]:
         """The pieces that `text` completes."""
-        while text:
-            text = self._search(text) if self._reader is None else self._read(text)
+        self._held, text = "", self._held + text
+        at = 0
+        while at < len(text):
+            at = self._search(text, at) if self._reader is None else self._read(text, at)
         if self._guided:
             self._let_out()
         pieces, self._pieces = self._pieces, []
@@ -101,29 +106,31 @@ class CallParser:
         if text:
             self._pieces.append(text)
 
-    def _search(self, text: str) -> str:
-        """Look for calls. Returns what a reader must read."""
-        if not (self._held or self._skips_blanks or self._may_begin(text)):  # most text takes this way
-            self._pieces.append(text)
-            return ""
-        text, self._held = self._held + text, ""
+    def _search(self, text: str, at: int) -> int:
+        """Look for calls. Returns where a reader must read, or the end."""
+        if not (self._skips_blanks or self._may_begin(text, at)):  # most text takes this way
+            self._pieces.append(text[at:])
+            return len(text)
         if self._skips_blanks:
-            inner = text.lstrip(" \n\r\t;" if self._may_be_bare and self.num_calls else " \n\r\t")
-            self._blanks.append(text[: len(text) - len(inner)])
-            text = inner
-            if text and text[0] in self._form.bare and self._may_be_bare:
-                return self._begin_reading("", text)
-        found = self._marks.search(text)
+            begin, at = at, self._after_blanks(text, at)
+            self._blanks.append(text[begin:at])
+            if self._may_be_bare and text[at : at + 1] and text[at] in self._form.bare:
+                return self._begin_reading("", at)
+        found = self._marks.search(text, at)
         if found is not None:
-            before, rest = text[: found.start()], text[found.end() :]
-            self._write_before_mark(before)
-            return self._begin_reading(found[0], rest)
-        kept = max((mark_begun_at_end(text, mark) for mark in self._form.first_marks), default=0)
-        shown, self._held = text[: len(text) - kept], text[len(text) - kept :]
+            self._write_before_mark(text[at : found.start()])
+            return self._begin_reading(found[0], found.end())
+        kept = max((mark_begun_at_end(text, mark, at) for mark in self._form.first_marks), default=0)
+        shown, self._held = text[at : len(text) - kept], text[len(text) - kept :]
         if shown:
             self._write_before_mark(shown)
             self._may_be_bare = self._skips_blanks = False
-        return ""
+        return len(text)
+
+    def _after_blanks(self, text: str, at: int) -> int:
+        blanks = _BLANKS_BETWEEN_CALLS if self._may_be_bare and self.num_calls else _BLANKS
+        found = blanks.match(text, at)
+        return at if found is None else found.end()
 
     def _write_before_mark(self, text: str) -> None:
         """Drop whitespace between calls."""
@@ -131,31 +138,32 @@ class CallParser:
             self._write_text("".join(self._blanks) + text)
         self._blanks = []
 
-    def _begin_reading(self, mark: str, rest: str) -> str:
+    def _begin_reading(self, mark: str, at: int) -> int:
         self._raw = [*self._blanks, mark]
         self._blanks = []
         self._is_between = False
         self._scanner, self._reader = reader_of(self._form, self, mark)
         next(self._reader)
-        return rest
+        return at
 
-    def _read(self, text: str) -> str:
-        """Give characters to the reader. Returns those that it leaves."""
+    def _read(self, text: str, at: int) -> int:
+        """Give characters to the reader. Returns where it leaves the others."""
         assert self._reader is not None
         send = self._reader.send
-        for at, char in enumerate(text):
+        for here in range(at, len(text)):
+            char = text[here]
             try:
                 self._raw.append(char)
                 send(char)
             except StopIteration:
-                left = self._scanner.unread() + text[at + 1 :]
+                left = here + 1 - len(self._scanner.unread())
                 self._stop_reading(found=True)
                 return left
             except Malformed:
                 self._raw.pop()
                 self._give_up()
-                return text[at:]
-        return ""
+                return here
+        return len(text)
 
     def _end_reading(self) -> None:
         """The answer ends within a call, or after one."""

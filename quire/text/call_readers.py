@@ -1,7 +1,7 @@
 """The ways in which models write calls, one reader each. A reader begins after the first mark of its form."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from quire.text.alternatives import alternatives, kind_of, types_of
@@ -75,8 +75,8 @@ def _json_calls(scan: JsonScanner, sink: CallSink, last_mark: str) -> Reads[None
         yield from scan.literal_after_blanks(last_mark)
 
 
-def _json_call(scan: JsonScanner, sink: CallSink) -> Reads[None]:
-    """The rest of {"name": ..., "arguments": ...}, in either order, or of {"function": {...}}."""
+def _json_call(scan: JsonScanner, sink: CallSink, *, is_inner: bool = False) -> Reads[None]:
+    """The rest of {"name": ..., "arguments": ...}, in either order, or of {"function": {...}} with that inside."""
     name, has_arguments, is_begun = "", False, False
     char = ","
     while char == ",":
@@ -91,9 +91,9 @@ def _json_call(scan: JsonScanner, sink: CallSink) -> Reads[None]:
                 is_begun = True
                 sink.begin(name)
             yield from _arguments(scan)
-        elif key == "function" and not name:
+        elif key == "function" and not name and not is_inner:
             yield from scan.literal_after_blanks("{")
-            yield from _json_call(scan, sink)
+            yield from _json_call(scan, sink, is_inner=True)
             is_begun = True
         elif key in _OTHER_KEYS:
             yield from scan.aside(scan.value())
@@ -223,7 +223,7 @@ def _python_calls(scan: PythonScanner, sink: CallSink) -> Reads[None]:
         yield from scan.literal("(")
         sink.check(name)
         sink.begin(name)
-        yield from _keywords(scan, _properties(sink, name))
+        yield from _keywords(scan, sorted(_properties(sink, name)))
         sink.complete()
         char = yield from scan.blank()
         if char == "]":
@@ -237,7 +237,7 @@ def _python_calls(scan: PythonScanner, sink: CallSink) -> Reads[None]:
         yield from scan.literal("<|python_end|>")
 
 
-def _keywords(scan: PythonScanner, known: Collection[str]) -> Reads[None]:
+def _keywords(scan: PythonScanner, known: Sequence[str]) -> Reads[None]:
     char = yield from scan.blank()
     scan.out.append("{")
     while char != ")":
@@ -259,7 +259,7 @@ def _marked_call(scan: MarkedScanner, sink: CallSink, form: CallFormat) -> Reads
     """Gemma's: call:name{key:value}, strings between marks."""
     yield from scan.literal_after_blanks("call:")
     name = yield from scan.name()
-    scan.known = _properties(sink, name)
+    scan.known = sorted(_properties(sink, name))
     sink.begin(name)
     yield from _object(scan)
     sink.complete()

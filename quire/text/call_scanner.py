@@ -7,7 +7,8 @@ an answer is cut, and each character is looked at once.
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Generator, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -76,21 +77,23 @@ class Scanner:
         self.back((yield from self.blank()))
         yield from self.literal(text)
 
-    def name(self, known: Collection[str] = ()) -> Reads[str]:
-        """The name of a function or of an argument. Those in `known` may have any characters."""
-        found = ""
+    def name(self, known: Sequence[str] = ()) -> Reads[str]:
+        """The name of a function or of an argument. Those in `known`, which is sorted, may have any characters."""
+        found: list[str] = []
+        low, high = 0, len(known)  # those that begin with what was found
         while char := (yield from self.next()):
+            if low < high:
+                low, high = _narrowed(known, low, high, len(found), char)
             is_plain = char.isalnum() or char in "_.-"
-            is_short = len(found) < MAX_NAME
-            if not (is_plain and is_short) and not any(name.startswith(found + char) for name in known):
+            if low == high and not (is_plain and len(found) < MAX_NAME):
                 if is_plain:
                     raise Malformed
                 break
-            found += char
+            found.append(char)
         if not found:
             raise Malformed
         self.back(char)
-        return found
+        return "".join(found)
 
     def until(self, mark: str) -> Reads[str]:
         """The text before `mark`."""
@@ -115,6 +118,32 @@ class Scanner:
             found += char
         self.back(char)
         return found
+
+    def characters(self, quote: str, escape: Callable[[], Reads[str]], write: Callable[[str], None]) -> Reads[None]:
+        """The rest of a string up to `quote`. Two escapes that are one character come as that; halves are replaced."""
+        high = ""  # the first half of a pair
+        while (char := (yield from self.next())) != quote:
+            if not char:
+                raise Malformed
+            text = high + ((yield from escape()) if char == "\\" else char)
+            high = text[-1:] if "\ud800" <= text[-1:] < "\udc00" else ""
+            write(_whole(text.removesuffix(high)))
+        write(_whole(high))
+
+
+def _narrowed(names: Sequence[str], low: int, high: int, at: int, char: str) -> tuple[int, int]:
+    """Of the sorted `names` from `low` to `high`, which are alike up to `at`, the range of those with `char` there."""
+
+    def letter(name: str) -> str:
+        return name[at : at + 1]
+
+    low = bisect_left(names, char, low, high, key=letter)
+    return low, bisect_right(names, char, low, high, key=letter)
+
+
+def _whole(text: str) -> str:
+    """`text` with its surrogates joined, and those that are alone replaced."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class ValueScanner(Scanner, ABC):
@@ -249,21 +278,13 @@ class PythonScanner(ValueScanner):
     def string(self, char: str) -> Reads[None]:
         if char not in ("'", '"'):
             raise Malformed
-        quote, high = char, ""  # the first half of a pair of escapes for one character
         self.to.append('"')
-        while (char := (yield from self.next())) != quote:
-            if not char:
-                raise Malformed
-            text = high + ((yield from self._escape()) if char == "\\" else char)
-            high = text[-1:] if "\ud800" <= text[-1:] < "\udc00" else ""
-            self._write(text.removesuffix(high))
-        self._write(high)
+        yield from self.characters(char, self._escape, self._write)
         self.to.append('"')
 
     def _write(self, text: str) -> None:
-        """Write `text` as part of a JSON string. Lone surrogates are replaced."""
-        whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        self.to.append(json.dumps(whole, ensure_ascii=False)[1:-1])
+        """Write `text` as part of a JSON string."""
+        self.to.append(json.dumps(text, ensure_ascii=False)[1:-1])
 
     def _escape(self) -> Reads[str]:
         char = yield from self.next()
@@ -284,7 +305,7 @@ class MarkedScanner(ValueScanner):
     def __init__(self, quote: str) -> None:
         super().__init__()
         self._quote = quote
-        self.known: Collection[str] = ()  # keys of arguments
+        self.known: Sequence[str] = ()  # keys of arguments, sorted
 
     def string(self, char: str) -> Reads[None]:
         self.back(char)

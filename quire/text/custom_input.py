@@ -1,17 +1,12 @@
 """Custom tools: functions with a single string argument."""
 
-import json
-import re
+from string import hexdigits
 from typing import Any
 
+from quire.text.call_scanner import Malformed, Reads, Scanner
+
 INPUT = "input"
-_BEFORE = re.compile(rf'\s*{{\s*"{INPUT}"\s*:\s*"')  # in messages to a function the blanks are the model's own
-# Characters and escapes that are complete; the first half of a pair waits for what follows it.
-_COMPLETE = re.compile(
-    r"""(?: [^"\\] | \\[^u] | \\u(?![dD][89abAB])[0-9a-fA-F]{4}
-      | \\u[dD][89abAB][0-9a-fA-F]{2} (?: \\u[0-9a-fA-F]{4} | (?=[^\\]) | (?=\\[^u]) ) )*""",
-    re.DOTALL | re.VERBOSE,
-)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\\": "\\", "'": "'", '"': '"', "/": "/"}
 
 
 def input_parameters(pattern: str | None = None) -> dict[str, Any]:
@@ -20,25 +15,71 @@ def input_parameters(pattern: str | None = None) -> dict[str, Any]:
     return {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
 
 
-class InputText:
-    """The text in the arguments of a custom tool's call, as they come."""
+class InputText(Scanner):
+    """The input in the arguments of a custom tool's call, as they come. What a model writes in place of such arguments
+    is the input as it stands, and so is an escape that JSON does not have."""
 
     def __init__(self) -> None:
-        self._held = ""
-        self._is_inside = False
+        super().__init__()
+        self._held: list[str] | None = []  # that may be the beginning of arguments
+        self._reader = self._read()
+        next(self._reader)
 
     def push(self, arguments: str) -> str:
         """The text that `arguments`, more of them, complete."""
-        self._held += arguments
-        if not self._is_inside:
-            before = _BEFORE.match(self._held)
-            if before is None:
-                return ""
-            self._is_inside = True
-            self._held = self._held[before.end() :]
-        found = _COMPLETE.match(self._held)
-        assert found is not None, "nothing at all is complete too"
-        text, self._held = found[0], self._held[found.end() :]
-        self._is_inside = not self._held.startswith('"')
-        decoded: str = json.loads(f'"{text}"', strict=False)
-        return decoded.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        for char in arguments:
+            if self._held is not None:
+                self._held.append(char)
+            self._reader.send(char)
+        return self._taken()
+
+    def flush(self) -> str:
+        """The text that was held back, at the end of the arguments."""
+        self._give_up()
+        return self._taken()
+
+    def _taken(self) -> str:
+        text = "".join(self.out)
+        self.out.clear()
+        return text
+
+    def _give_up(self) -> None:
+        held, self._held = self._held or (), None
+        self.out += held
+
+    def _read(self) -> Reads[None]:
+        try:
+            is_empty = yield from self._beginning()
+        except Malformed:
+            self._give_up()
+            while True:
+                self.out.append((yield))
+        self._held = None
+        if not is_empty:
+            yield from self.characters('"', self._escape, self.out.append)
+        while True:
+            yield
+
+    def _beginning(self) -> Reads[bool]:
+        """Read up to the text; true if there is none. Blanks are the model's own."""
+        yield from self.literal_after_blanks("{")
+        char = yield from self.blank()
+        if char == "}":
+            return True
+        self.back(char)
+        for part in (f'"{INPUT}"', ":", '"'):
+            yield from self.literal_after_blanks(part)
+        return False
+
+    def _escape(self) -> Reads[str]:
+        char = yield from self.next()
+        if char != "u":
+            return _ESCAPED.get(char, "\\" + char)
+        digits = ""
+        while len(digits) < 4:
+            char = yield from self.next()
+            if char not in hexdigits:
+                self.back(char)
+                return f"\\u{digits}"
+            digits += char
+        return chr(int(digits, 16))

@@ -169,7 +169,10 @@ def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function, updated=())
     def metered(context: Context, *args: Any, **kwargs: Any) -> Any:
         budget = _budget_of(context)
-        if args:
+        if args and name == "format":  # by percent signs, unlike the method
+            budget.spend(STEP)
+            budget.before_operator("%", str(args[0]), args[1:] or kwargs)
+        elif args:
             budget.before_call(name, args[0], list(args[1:]), kwargs)
         first: tuple[Any, ...] = ()
         if takes is not None:

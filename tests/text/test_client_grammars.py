@@ -8,6 +8,7 @@ import llguidance
 import pytest
 
 from quire.errors import InvalidRequest
+from quire.grammar.gbnf import is_gbnf
 from quire.grammar.lark_text import client_grammar, embedded
 from quire.grammar.matcher import compile_grammar, fault_in
 from quire.request import Grammar, GrammarKind, choice, json_schema, regex
@@ -66,6 +67,24 @@ def test_gbnf_means_what_it_means_elsewhere(grammar: str, right: list[str], wron
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("root ::= x", True),
+        ("# rules\n \troot-1_b\n\n ::= x", True),
+        ('start: "a ::= b"\nb ::= c', True),
+        ('start: "a ::= b"', False),
+        ("::= a", False),
+        ("a ::=::=\n::=", True),
+        ("a b ::= c ::=\n::=", False),
+        ("start: /x/", False),
+        ("", False),
+    ],
+)
+def test_gbnf_is_told_by_the_beginning_of_a_rule(text: str, expected: bool) -> None:
+    assert is_gbnf(text) is expected
+
+
+@pytest.mark.parametrize(
     ("text", "why"),
     [
         ("root ::= (", "leaves brackets open"),
@@ -80,6 +99,7 @@ def test_gbnf_means_what_it_means_elsewhere(grammar: str, right: list[str], wron
         ('root ::= "\\q"', "escape"),
         ("root ::= [", "cannot be read"),
         ('root ::= "x"{5000}', "at most 1000 times"),
+        ('root ::= "x"{1,' + " " * 60_000, "cannot be read"),
         ('root ::= "\\ud800"', "0xd800"),
         ('"x"\nroot ::= "x"', "before the first rule"),
     ],

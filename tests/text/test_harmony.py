@@ -183,11 +183,28 @@ def test_answers_follow_the_grammar() -> None:
     assert accepts(continued, "nd more.", tokenizer)
 
 
-@pytest.mark.parametrize("arguments", ['{"input":"a\\nb"}', '{"input": "a\\nb"}', '{\n  "input" : "a\\nb"\n}'])
-def test_the_input_of_a_custom_tool_is_found_whatever_blanks_are_around_it(arguments: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ('{"input":"a\\nb"}', "a\nb"),
+        ('{"input": "a\\nb"}', "a\nb"),
+        ('{\n  "input" : "a\\nb"\n}', "a\nb"),
+        ('{"input": "a\\xb\\u12\nc"}', "a\\xb\\u12\nc"),  # escapes and characters that JSON does not have
+        ('{"input": "\\ud83d\\ude00\\ude00\\ud83d"}', "\U0001f600\ufffd\ufffd"),
+        ('{"input": "a', "a"),
+        ('{"input": "a"} b', "a"),
+        ("{}", ""),
+        ("ls -l {", "ls -l {"),
+        ('{"cmd": "ls"}', '{"cmd": "ls"}'),
+        ('{"input": ["ls"]}', '{"input": ["ls"]}'),
+        ('{"inp', '{"inp'),
+    ],
+)
+def test_the_input_of_a_custom_tool_is_what_the_model_writes(arguments: str, text: str) -> None:
     form = AnswerForm(thinking=HARMONY, calls=HARMONY_CALLS, tools={"shell": {}}, custom=frozenset({"shell"}))
     answer = f"<|channel|>commentary to=functions.shell <|constrain|>json<|message|>{arguments}<|call|>"
+    expected = [CallBegins(0, "shell"), *([CallArguments(0, text)] if text else [])]
     for texts in ([answer], list(answer)):
         parser = AnswerParser(form)
         pieces = [piece for text in texts for piece in parser.push(text)] + parser.flush()
-        assert joined(pieces) == [CallBegins(0, "shell"), CallArguments(0, "a\nb")]
+        assert joined(pieces) == expected

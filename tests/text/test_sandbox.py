@@ -125,6 +125,13 @@ def test_what_doubles_is_stopped(expression: str) -> None:
         "{{ '%.1000000000f' % 1 }}",
         "{{ '%*d' % (1000000000, 1) }}",
         "{{ '%1000000000s' | format('x') }}",
+        "{{ '%((a))1000000000d' % {'(a)': 1} }}",
+        "{{ ('{0:>9999}' * 100000).format(1) }}",
+        "{{ ('%(a)9999d' * 100000) % {'a': 1} }}",
+        "{{ ('<!--a-->' * 100000) | striptags }}",
+        "{{ (('<!--a-->' * 100000) | safe).striptags() }}",
+        "{{ ('a ' * 100000) | wordwrap(1) }}",
+        "{{ (')' * 100000 ~ 'x') | urlize }}",
         "{{ ['a' * 1000000] * 1000000 }}",
         "{{ (['a' * 1000000] * 4) | join | replace('a', 'b' * 1000000) }}",
         "{{ range(99999999) | list }}",
@@ -146,6 +153,35 @@ def test_ordinary_work_is_far_from_the_limits() -> None:
     for num_messages, length in ((1000, 10), (10, 100_000), (1, 5_000_000)):
         messages = [{"role": "user", "content": "x" * length}] * num_messages
         assert template.render(messages).endswith(str(num_messages * (length + 4)))
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ '{:*>10}'.format('x') }}", "*********x"),
+        ("{{ '{{a:12345}} {0:3}'.format('x') }}", "{a:12345} x  "),
+        ("{{ '%-3s%%%05.1f' % ('x', 1) }}", "x  %001.0"),
+        ('{{ \'{"a": "%s", "b": {"c": %s}}\' | format(\'x\', 12345) }}', '{"a": "x", "b": {"c": 12345}}'),
+        ("{{ '%(a)s%(b)s' | format(a=1, b='b') }}", "1b"),
+        ("{{ '<b>a</b> b' | striptags }}{{ 'a b' | wordwrap(1) }}", "a ba\nb"),
+    ],
+)
+def test_formats_are_written(source: str, expected: str) -> None:
+    assert render(source) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "content"),
+    [
+        ("{{ messages[0].content.format() }}", "{" + ":" * 2_000_000),
+        ("{{ messages[0].content.format() }}", "{" * 2_000_001),
+        ("{{ messages[0].content % () }}", "%(" * 1_000_000),
+        ("{{ messages[0].content % () }}", "%" + "0" * 2_000_000),
+    ],
+)
+def test_formats_that_are_wrong_are_read_once(source: str, content: str) -> None:
+    with pytest.raises(InvalidRequest):
+        render(source, content)
 
 
 def test_the_clock_stops_what_nothing_else_does() -> None:

@@ -84,10 +84,9 @@ def _invalid(message: str, raw: Mapping[str, Any], where: str) -> InvalidRequest
     if not place:
         return InvalidRequest(f"{where}{what}")
     value: Any = raw
-    for step in re.findall(r"\[(\d+)\]|([^.\[\]]+)", place):
-        index, key = step
+    for step in filter(None, place.replace("[", ".").replace("]", "").split(".")):
         try:
-            value = value[int(index)] if index else value[key]
-        except (LookupError, TypeError):
+            value = value[int(step)] if isinstance(value, list) else value[step]
+        except (LookupError, TypeError, ValueError):
             return invalid(f"{where}{place}", f": {what}")
     return invalid(f"{where}{place}", f"is {shown(value)}: {what}")

@@ -103,8 +103,8 @@ class ItemConversation:
                 return self.places[int(number)]
             return self.call_places[int(number)][int(match["call"])] + (match["of_call"] or "")
         for chats, own in _NAMES:
-            if re.match(rf"{chats}(?!\w)", field):
-                return re.sub(chats, own, field, count=1)
+            if chats.match(field):
+                return chats.sub(own, field, count=1)
         return field
 
 
@@ -122,9 +122,9 @@ _MESSAGE = re.compile(
     r"messages(?:\[(?P<number>\d+)\](?:\.tool_calls\[(?P<call>\d+)\](?:\.function(?P<of_call>\.\w+))?)?|$)"
 )
 _NAMES = (
-    (r"tools\[(\d+)\]\.(?:function|custom)", r"tools[\1]"),
-    (r"response_format(?:\.json_schema)?", "text.format"),
-    (r"max_(?:completion_)?tokens", "max_output_tokens"),
-    ("reasoning_effort", "reasoning.effort"),
-    ("verbosity", "text.verbosity"),
+    (re.compile(r"tools\[(\d+)\]\.(?:function|custom)(?!\w)"), r"tools[\1]"),
+    (re.compile(r"response_format(?:\.json_schema)?(?!\w)"), "text.format"),
+    (re.compile(r"max_(?:completion_)?tokens(?!\w)"), "max_output_tokens"),
+    (re.compile(r"reasoning_effort(?!\w)"), "reasoning.effort"),
+    (re.compile(r"verbosity(?!\w)"), "text.verbosity"),
 )
