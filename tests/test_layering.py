@@ -29,6 +29,7 @@ GROUND = frozenset(
         "host_cache_settings",
         "ranges",
         "reproducible",
+        "regular_file",
     }
 )
 
@@ -84,9 +85,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "host_cache_settings": GROUND,
     "ranges": GROUND,
     "reproducible": GROUND,
+    "regular_file": GROUND,
     "core": frozenset({"retry_reservations", "errors", "reach", "request"}),
-    "files": frozenset({"cache_folder", "errors", "machine", "adapter_settings"}),
-    "text": frozenset({"errors", "request", "files"}),
+    "files": frozenset({"cache_folder", "errors", "machine", "adapter_settings", "regular_file"}),
+    "text": frozenset({"errors", "request", "files", "regular_file"}),
     "grammar": frozenset({"errors", "request", "text"}),
     "sharding": GROUND,
     "ops": frozenset({"sharding"}) | GROUND,

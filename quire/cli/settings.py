@@ -16,6 +16,7 @@ from quire.cli.precedence import Precedence, Source
 from quire.cli.tgi_flags import GROUP as TGI_GROUP
 from quire.cli.tgi_flags import SAME
 from quire.errors import InvalidSetting
+from quire.regular_file import read_regular_text
 
 # Settings of the engine and the server have variables; those of one answer, like its temperature, do not.
 WITHOUT_VARIABLE = {"Sampling"}
@@ -172,7 +173,7 @@ def _file_option(known: dict[str, Any]) -> inspect.Parameter:
 def read_settings(file: Path, known: dict[str, Any]) -> dict[str, Any]:
     """The settings in a TOML file; `known` has the type of each setting."""
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
+        found = tomllib.loads(read_regular_text(file))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidSetting(f"{file} cannot be read as TOML: {error}") from error
     for name, value in found.items():

@@ -15,6 +15,7 @@ from typing import Any
 from quire.cli.precedence import Precedence, Source
 from quire.config import Config
 from quire.errors import InvalidSetting
+from quire.regular_file import read_regular_text
 from quire.server.settings import ServerSettings
 
 GROUP = "As text-generation-inference has it"
@@ -184,7 +185,7 @@ def _is_address(text: str) -> bool:
 
 def _template_in(file: Path) -> str:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(read_regular_text(file))
     except (OSError, ValueError) as error:
         raise InvalidSetting(f"tokenizer_config_path is {file}, which cannot be read as JSON: {error}") from error
     template = found.get("chat_template") if isinstance(found, dict) else None

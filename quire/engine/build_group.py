@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +30,7 @@ from quire.group.messages import Deploy, Devices, Made, MemberFailed, Prepare, R
 from quire.group.settings import GroupSettings
 from quire.ops.native import library
 from quire.ops.native.processor import instruction_set
+from quire.regular_file import open_regular
 
 log = logging.getLogger(__name__)
 
@@ -176,9 +178,9 @@ def weight_paths(files: ModelFiles) -> list[Path]:
 
 
 def _sampled(path: Path) -> bytes:
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        digest = hashlib.sha256(str(size).encode())
         for number in range(SAMPLES + 1):
             file.seek(number * max(0, size - SAMPLE_BYTES) // SAMPLES)
             digest.update(file.read(SAMPLE_BYTES))

@@ -22,6 +22,7 @@ import quire
 from quire.ops.gpu import mosaic
 from quire.ops.native.library import has_failed_parts, need_operation
 from quire.ops.native.processor import instruction_set
+from quire.regular_file import read_regular
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ KEPT_FOLDERS = 64  # those that were used last
 UNFINISHED_S = 3600.0  # after which no process still writes a file
 MAX_CLAIM_S = 120.0  # that one process waits for another to compile a program; one that stands still has no end
 CLAIM_POLL_S = 0.05
+MAX_PROGRAM_BYTES = 2 << 30
 
 
 class ProgramStore:
@@ -82,7 +84,7 @@ class ProgramStore:
         """The program of this name, or None when it has to be compiled."""
         path = self._path(name)
         try:
-            stored = path.read_bytes()
+            stored = read_regular(path, MAX_PROGRAM_BYTES)
         except OSError as error:  # there is none, or it is another user's; a failure to keep the next one is told
             log.debug("%s cannot be read: %s", path, error)
             return None

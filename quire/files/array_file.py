@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from quire.regular_file import open_regular
+
 Array = np.ndarray[Any, Any]
 
 MAGIC = b"QUIREARRAYS\x00"
@@ -47,7 +49,7 @@ def read_arrays(path: Path) -> list[Array]:
 
     Each array's sum is compared, which takes as long as reading it from memory once.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(len(MAGIC) + LENGTH_BYTES + DIGEST_BYTES)
         length = int.from_bytes(start[len(MAGIC) : len(MAGIC) + LENGTH_BYTES], "little")
         header = file.read(length)

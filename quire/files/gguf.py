@@ -5,6 +5,7 @@ tokens, against 0.1 s.
 """
 
 import mmap
+import os
 import re
 import struct
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from quire.errors import InvalidCheckpoint, UnsupportedModel, listed, shown
+from quire.regular_file import open_regular
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -207,16 +209,17 @@ class _Cursor:
 
 
 def _with_cursor(path: Path, read: Callable[[_Cursor], T]) -> T:
-    if not path.is_file():
-        raise InvalidCheckpoint(f"{path}: no such file")
-    if path.stat().st_size == 0:
-        raise InvalidCheckpoint(f"{path}: the file is empty")
     try:
-        file = path.open("rb")
+        file = open_regular(path)
+    except FileNotFoundError as error:
+        raise InvalidCheckpoint(f"{path}: no such file") from error
     except OSError as error:
         raise InvalidCheckpoint(f"{path}: cannot be read: {error.strerror}") from error
-    with file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return read(_Cursor(path, data))
+    with file:
+        if not os.fstat(file.fileno()).st_size:
+            raise InvalidCheckpoint(f"{path}: the file is empty")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return read(_Cursor(path, data))
 
 
 def _read_pairs(cursor: _Cursor) -> tuple[dict[str, Any], int]:

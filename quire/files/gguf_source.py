@@ -16,6 +16,7 @@ from quire.files.gguf_config import ROPE_FACTORS, architecture_of, config_from_g
 from quire.files.gguf_experts import MAX_EXPERTS
 from quire.files.tensor_source import BLOCK, BLOCK_SIZE, Array, TensorInfo
 from quire.machine import num_processors
+from quire.regular_file import open_regular
 
 _PLAIN: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("float32"),
@@ -119,11 +120,11 @@ class GGUFSource:
 
     def _values(self, tensor: GGUFTensor) -> Array:
         if tensor.type in _PLAIN:
-            return np.memmap(tensor.path, _PLAIN[tensor.type], "r", tensor.offset, tensor.shape)
+            return _mapped(tensor, _PLAIN[tensor.type], tensor.shape)
         return dequantize(self._bytes(tensor), tensor.type).reshape(tensor.shape)
 
     def _bytes(self, tensor: GGUFTensor) -> Array:
-        return np.memmap(tensor.path, np.uint8, "r", tensor.offset, (tensor.num_bytes,))
+        return _mapped(tensor, np.uint8, (tensor.num_bytes,))
 
     def _refuse_types(self) -> None:
         by_type: dict[str, list[str]] = {}
@@ -134,6 +135,11 @@ class GGUFSource:
             found = "; ".join(f"{kind} ({len(names)}, first {names[0]})" for kind, names in by_type.items())
             supported = ", ".join((*_PLAIN, *_QUANTIZED))
             raise UnsupportedModel(f"{self._header.path}: tensor types not supported: {found}; supported: {supported}")
+
+
+def _mapped(tensor: GGUFTensor, dtype: Any, shape: tuple[int, ...]) -> Array:
+    with open_regular(tensor.path) as file:
+        return np.memmap(file, dtype, "r", tensor.offset, shape)
 
 
 def dequantize(data: Array, type_: str) -> Array:

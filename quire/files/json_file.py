@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import InvalidCheckpoint
+from quire.regular_file import read_regular
 
 MAX_BYTES = 32 << 20
 MAX_VOCABULARY_BYTES = 256 << 20  # of the files with an entry for each token or tensor
@@ -14,10 +15,7 @@ MAX_DEPTH = 64  # of lists and objects in each other; real files have ten
 def read_json(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """The object in a file; damage is reported with the file's name."""
     try:
-        size = path.stat().st_size
-        if size > max_bytes:
-            raise InvalidCheckpoint(f"{path}: {size} bytes of JSON; at most {max_bytes} are read")
-        text = path.read_bytes()
+        text = read_regular(path, max_bytes)
     except OSError as error:
         raise InvalidCheckpoint(f"{path}: cannot be read: {error.strerror}") from error
     return parse_object(text, str(path))
@@ -25,7 +23,7 @@ def read_json(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
 
 def read_json_if_present(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """Like `read_json`; a missing file is an empty object."""
-    return read_json(path, max_bytes) if path.is_file() else {}
+    return read_json(path, max_bytes) if path.exists() else {}
 
 
 def parse_object(text: bytes, origin: str) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def _local(path: Path, name: str) -> ModelFiles:
         if path.suffix != ".gguf":
             raise InvalidCheckpoint(f"{path}: a model is a folder or a .gguf file")
         return _from_gguf(path, path.stem)
-    if not (path / "config.json").is_file():
+    if not (path / "config.json").exists():
         ggufs = sorted(path.glob("*.gguf"))
         if len(ggufs) == 1:
             return _from_gguf(ggufs[0], ggufs[0].stem)
@@ -192,7 +192,7 @@ def _with_quantization(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     text = config.get("text_config")
     stored = [part.get("quantization_config") for part in (config, text) if isinstance(part, dict)]
     path = folder / "hf_quant_config.json"
-    if any(stored) or not path.is_file():
+    if any(stored) or not path.exists():
         return config
     return {**config, "quantization_config": {"quant_method": "modelopt", **read_json(path)}}
 

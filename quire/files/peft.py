@@ -94,10 +94,10 @@ def open_adapter(folder: str | Path) -> PeftAdapter:
     """Open the adapter in a folder. Only headers are read. Raises `InvalidAdapter`."""
     folder = Path(folder)
     try:
-        if not (folder / CONFIG_NAME).is_file():
+        if not (folder / CONFIG_NAME).exists():
             raise InvalidAdapter(f"{folder}: there is no {CONFIG_NAME}, which PEFT writes with every adapter")
         config = read_json(folder / CONFIG_NAME)
-        if not (folder / WEIGHTS_NAME).is_file():
+        if not (folder / WEIGHTS_NAME).exists():
             pickled = "; adapter_model.bin is not read, save_pretrained writes safetensors by default"
             more = pickled if (folder / "adapter_model.bin").exists() else ""
             raise InvalidAdapter(f"{folder}: there is no {WEIGHTS_NAME}{more}")

@@ -4,10 +4,11 @@ Headers are parsed here and data is mapped per tensor: the library's reader copi
 whole files mapped while one is open.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from os.path import isfile
+from os.path import exists
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 from quire.errors import InvalidCheckpoint, listed, shown
 from quire.files.json_file import MAX_VOCABULARY_BYTES, parse_object, read_json
 from quire.files.tensor_source import Array, TensorInfo
+from quire.regular_file import open_regular
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -72,14 +74,15 @@ class SafetensorsSource:
         entry = self._entries[name]
         if prod(entry.info.shape) == 0:
             return np.zeros(entry.info.shape, entry.dtype)  # nothing can be mapped
-        return np.memmap(entry.path, entry.dtype, "r", entry.offset, entry.info.shape)
+        with open_regular(entry.path) as file:
+            return np.memmap(file, entry.dtype, "r", entry.offset, entry.info.shape)
 
     def read_copy(self, name: str) -> Array:
         """Like `read`, as a copy in memory. Raises InvalidCheckpoint if the file has become shorter."""
         entry = self._entries[name]
         count = prod(entry.info.shape)
         try:
-            with entry.path.open("rb") as file:
+            with open_regular(entry.path) as file:
                 file.seek(entry.offset)
                 data = file.read(count * entry.dtype.itemsize)
         except OSError as error:
@@ -95,10 +98,10 @@ def weight_files(folder: Path) -> list[Path]:
     An index decides. Without one, `model.safetensors`; without that, every safetensors file of the folder.
     """
     index = folder / INDEX_NAME
-    if index.is_file():
+    if index.exists():
         return [folder / name for name in sorted(set(_weight_map(index).values()))]
     single = folder / SINGLE_NAME
-    return [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    return [single] if single.exists() else sorted(folder.glob("*.safetensors"))
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -120,7 +123,7 @@ def _read_folder(folder: Path) -> dict[str, _Entry]:
     problems: list[str] = []
     entries: dict[str, _Entry] = {}
     for path in paths:
-        if not isfile(path):  # False, too, of a name that no file can have
+        if not exists(path):  # False, too, of a name that no file can have
             problems.append(f"{path.name}: named by {INDEX_NAME}, but missing")
             continue
         try:
@@ -133,7 +136,7 @@ def _read_folder(folder: Path) -> dict[str, _Entry]:
                 problems.append(f"{name}: in both {entries[name].path.name} and {path.name}")
             entries[name] = entry
     index = folder / INDEX_NAME
-    if index.is_file() and not problems:
+    if index.exists() and not problems:
         for name, file_name in _weight_map(index).items():
             if name not in entries:
                 problems.append(f"{name}: {INDEX_NAME} places it in {file_name}, which does not hold it")
@@ -145,11 +148,11 @@ def _read_folder(folder: Path) -> dict[str, _Entry]:
 
 def _read_header(path: Path) -> dict[str, _Entry]:
     try:
-        size = path.stat().st_size
-        file = path.open("rb")
+        file = open_regular(path)
     except OSError as error:
         raise InvalidCheckpoint(f"{path.name}: cannot be read: {error.strerror}") from error
     with file:
+        size = os.fstat(file.fileno()).st_size
         prefix = file.read(8)
         header_bytes = int.from_bytes(prefix, "little")
         if len(prefix) < 8 or 8 + header_bytes > size:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from quire.config import setting
 from quire.errors import InvalidSetting, shown
+from quire.regular_file import read_regular
 
 GROUP = "Group"
 MAX_SIZE = 1024
@@ -87,8 +88,7 @@ def read_secret(setting: str, file: Path | None, variable: str, value: str | Non
     if file is not None:
         source = str(file)
         try:
-            with open(file, "rb") as opened:
-                found = opened.read(MAX_SECRET_BYTES + 1)
+            found = read_regular(file)
         except OSError as error:
             raise InvalidSetting(f"{setting}: {source} cannot be read: {error.strerror}") from error
     found = found.strip()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quire.page_folder.page_file import BadPageFile, PageFiles, PageName
+from quire.regular_file import open_regular
 
 log = logging.getLogger(__name__)
 
@@ -258,9 +259,7 @@ def _make(folder: Path) -> None:
 
 def _contents(path: Path, num_bytes: int) -> memoryview:
     """The file, or its beginning where it is longer than it may be."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise BadPageFile("it is no plain file")
+    with open_regular(path, follows_links=False) as file:
         contents = bytearray(num_bytes + 1)
         return memoryview(contents)[: file.readinto(contents)]
 

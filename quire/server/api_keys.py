@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import InvalidSetting, shown
+from quire.regular_file import read_regular_text
 from quire.request import MAX_PRIORITY
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -43,7 +44,7 @@ def _key(name: str, digest: bytes, limits: Mapping[str, int | None], min_priorit
 def read_keys(file: Path, limits: Mapping[str, int | None]) -> list[ApiKey]:
     """The keys of a TOML file: a table for each, by its name. `limits` are those of keys that state none."""
     try:
-        tables = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+        tables = tomllib.loads(read_regular_text(file))
     except OSError as error:
         raise InvalidSetting(f"api_keys_file is {file}: it cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -12,6 +12,7 @@ import jinja2
 
 from quire.errors import InvalidCheckpoint, InvalidRequest, TemplateFailed, invalid, shown
 from quire.files.json_file import read_json_if_present
+from quire.regular_file import read_regular_text
 from quire.text.budget import Budget
 from quire.text.call_history import CallSupport, ToolPlace, call_support, tool_place
 from quire.text.json_text import parse_json_text
@@ -252,7 +253,7 @@ def _folder_sources(folder: Path) -> dict[str, str]:
     for config in (folder / "tokenizer_config.json", folder / "chat_template.json"):
         sources |= _named_sources(config, read_json_if_present(config).get("chat_template"))
     single = folder / "chat_template.jinja"
-    if single.is_file():
+    if single.exists():
         # One file per template replaces whatever the configuration has.
         sources = {DEFAULT: _read(single)}
     for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
@@ -281,7 +282,7 @@ def _given(override: str) -> str:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return read_regular_text(file)
     except OSError as error:
         raise InvalidCheckpoint(f"{file}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -10,7 +10,8 @@ import tokenizers
 from tokenizers import AddedToken
 
 from quire.errors import InvalidCheckpoint, InvalidRequest, UnsupportedModel, shown
-from quire.files.json_file import MAX_VOCABULARY_BYTES, read_json, read_json_if_present
+from quire.files.json_file import MAX_VOCABULARY_BYTES, parse_object, read_json_if_present
+from quire.regular_file import read_regular
 from quire.text.gguf_vocabulary import surround, tokenizer_from_metadata
 from quire.text.shield import STAND_INS, RenderedPrompt, Shield
 from quire.text.token_text import Piece, PieceTable, TextRule, rule_of_decoder
@@ -230,7 +231,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 
 def _from_folder(folder: Path) -> Tokenizer:
     file = folder / "tokenizer.json"
-    if not file.is_file():
+    if not file.exists():
         raise InvalidCheckpoint(f"{file}: no such file; a model folder needs its fast tokenizer")
     backend = _read_backend(file)
     config = read_json_if_present(folder / "special_tokens_map.json")
@@ -253,9 +254,13 @@ def _from_folder(folder: Path) -> Tokenizer:
 
 def _read_backend(file: Path) -> tokenizers.Tokenizer:
     try:
-        return tokenizers.Tokenizer.from_file(str(file))
+        text = read_regular(file, MAX_VOCABULARY_BYTES)
+    except OSError as error:
+        raise InvalidCheckpoint(f"{file}: cannot be read: {error.strerror}") from error
+    try:
+        return tokenizers.Tokenizer.from_buffer(text)
     except Exception as error:  # the library raises nothing narrower
-        read_json(file, MAX_VOCABULARY_BYTES)  # its errors describe a damaged file better than the library's
+        parse_object(text, str(file))  # its errors describe a damaged file better than the library's
         raise InvalidCheckpoint(f"{file}: not a tokenizer: {error}") from error
 
 

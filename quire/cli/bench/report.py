@@ -5,6 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import InvalidSetting
+from quire.regular_file import read_regular_text
+
+MAX_RESULTS_BYTES = 256 << 20
 
 Results = dict[str, dict[str, float]]  # by case, by metric
 
@@ -37,7 +40,7 @@ def comparison(first: Results, second: Results) -> str:
 def read_results(file: Path) -> dict[str, Any]:
     """A file that the bench wrote."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(read_regular_text(file, MAX_RESULTS_BYTES))
     except (OSError, ValueError) as error:
         raise InvalidSetting(f"{file} cannot be read as JSON: {error}") from error
     if not isinstance(found, dict) or not isinstance(found.get("results"), dict):

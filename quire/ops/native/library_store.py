@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from quire.regular_file import open_regular
+
 log = logging.getLogger(__name__)
 
 KEY_LENGTH, DIGEST_LENGTH = 24, 32
@@ -110,7 +112,7 @@ class LibraryStore:
             return built
 
     def _stem(self, path: Path) -> str:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return f"{self._key}-{hashlib.file_digest(file, 'sha256').hexdigest()[:DIGEST_LENGTH]}"
 
 

@@ -4,6 +4,7 @@ import ssl
 from pathlib import Path
 
 from quire.errors import InvalidSetting
+from quire.regular_file import read_regular
 from quire.server.settings import ServerSettings
 
 
@@ -29,7 +30,7 @@ def check_certificate(settings: ServerSettings) -> None:
 def _check_readable(name: str, file: Path | None) -> None:
     try:
         if file is not None:
-            Path(file).read_bytes()
+            read_regular(file)
     except OSError as error:
         raise InvalidSetting(f"{name} is {file}: it cannot be read: {error.strerror}") from error
 
