@@ -32,5 +32,5 @@ VOLUME /cache
 EXPOSE 8000
 # A first start fetches and compiles; it is live meanwhile, and healthy when it answers.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --retries=3 \
-    CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen(f\"http://127.0.0.1:{os.environ['PORT']}/health\", timeout=4)"]
+    CMD ["python", "-m", "quire.server.health_check"]
 ENTRYPOINT ["quire", "serve"]

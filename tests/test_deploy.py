@@ -1,6 +1,7 @@
 """The image and the manifests name settings, routes and files that there are, and their times fit each other."""
 
 import dataclasses
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import yaml
 from quire.cli.settings import variables_of
 from quire.config import Config
 from quire.group.settings import GroupSettings
+from quire.server import health_check
 from quire.server.http.routes import ROUTES
 from quire.server.settings import ServerSettings
 
@@ -59,14 +61,14 @@ def test_pods_have_time_to_drain(pod):
     assert pod["terminationGracePeriodSeconds"] >= int(before[1]) + drain_s + 5
 
 
-def test_the_image_names_settings_and_its_health_is_a_route():
+def test_the_image_names_settings_and_checks_its_health_by_a_module_that_there_is():
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     (given,) = re.findall(r"^ENV (.*?[^\\])$", text, re.MULTILINE | re.DOTALL)
     names = set(re.findall(r"(\w+)=", given))
     assert {"QUIRE_CACHE_DIR", "QUIRE_HOST", "PORT"} <= names
     assert names - {"PATH", "PYTHONUNBUFFERED", "HOME"} <= VARIABLES
-    (path,) = re.findall(r"\['PORT'\]}(/\w+)", text)
-    assert path in OPEN
+    (check,) = re.findall(r"CMD (\[.*\])", text)
+    assert json.loads(check) == ["python", "-m", health_check.__spec__.name]  # test_health_check.py runs it
 
 
 def test_compose_mounts_files_that_there_are_and_lets_the_server_drain():

@@ -42,6 +42,7 @@ SERVER = BELOW_SERVER | {
     "server.caller",
     "server.api_keys",
     "server.rate_limits",
+    "server.running_servers",
 }
 SERVICE = SERVER | {"server.observe"}
 HTTP_BASE = tuple(

@@ -19,7 +19,7 @@ from quire.files.standard_error import show
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130  # exit codes
 
-COMMANDS = ("serve", "generate", "chat", "doctor", "bench", "tokenizer")  # each is in the module of its name
+COMMANDS = ("serve", "generate", "chat", "doctor", "health", "bench", "tokenizer")  # each is in the module of its name
 
 
 def exit_code(error: QuireError) -> int:

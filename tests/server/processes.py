@@ -20,10 +20,11 @@ from tests.process_log import ProcessLog
 class Served:
     """A server's processes."""
 
-    def __init__(self, folder: Path, *settings: str) -> None:
+    def __init__(self, folder: Path, *settings: str, environment: dict[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.server.serve_fake", str(folder), *settings],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=None if environment is None else os.environ | environment,
         )  # fmt: skip
         self.log = ProcessLog(self.process)
 

@@ -23,6 +23,7 @@ from quire.server.processes.engine_processes import engine_places
 from quire.server.processes.model_engine import ModelEngine
 from quire.server.processes.supervisor import Supervisor
 from quire.server.processes.temporary_folder import remove_abandoned, temporary_folder
+from quire.server.running_servers import announced
 from quire.server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
@@ -136,6 +137,7 @@ def serve_engines(
         await Supervisor(places, settings, chat_template, listeners, lambda: tell(url)).run()
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(announced(url))
         addresses = [stack.enter_context(new_address()) for _ in builds]
         asyncio.run(run(addresses, stack.enter_context(_with_shared_store(settings))))
 
