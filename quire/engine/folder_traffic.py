@@ -49,8 +49,9 @@ class FolderTraffic:
         if request is None or not is_finished:
             return
         try:
-            digest = request.adapter_digest or self._digest_of(request.adapter)
-            if digest is not None:
+            digest = self._digest_of(request.adapter)
+            # Its adapter may have lost its name since, and is then not here any more.
+            if digest is not None and request.adapter_digest in ("", digest):
                 self._saves.offer(request, digest, self._store.names(request, digest))
         except Exception:  # of ours; the answer is complete, its pages are not kept
             log.exception("the pages of a prompt cannot be kept")

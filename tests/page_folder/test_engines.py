@@ -1,13 +1,15 @@
 """Engines that keep pages in a folder: the next one continues from them, and the tokens are those of computing."""
 
+import logging
 import threading
 import time
 
 import pytest
 
 from quire.engine.read_pace import TRY_AGAIN_S, ReadPace
-from quire.ipc.messages import Abort
+from quire.ipc.messages import Abort, Submit
 from quire.page_folder.page_folder import SUBFOLDER, PageFolder
+from tests.core.harness import request as new_request
 from tests.engine.test_driver import wait_until
 from tests.fake_executor import expected_tokens
 from tests.patience import WAIT_S
@@ -104,6 +106,19 @@ def test_pages_of_an_adapter_are_found_by_its_weights_whatever_its_name(engines,
     same = adapted(renamed="1")
     check(same, adapter="renamed", which=1)
     assert count(same, "read_pages") == 10
+
+
+def test_pages_of_an_adapter_that_another_engine_had_are_not_kept(engines, tmp_path, caplog):
+    """Its name stands for other weights here, and it leaves with the requests that began with it."""
+    made = engines(folder=folder_of(tmp_path), adapters={"tuned": "2"})
+    port = made.front_end.port
+    asked = new_request(port.request_id(100), prompt=LONG, adapter="tuned", adapter_digest=repr("1"))
+    port.send(Submit(asked, so_far=[[]], adapter_folder="1"))
+    made.front_end.wait_for(asked)
+    check(made, LONG[::-1], adapter="tuned", which=1)  # of which pages are kept, so that those before are settled
+    wait_until(lambda: count(made, "saves_written") == 1)
+    assert count(made, "written_pages") == len(LONG) // PAGE_SIZE
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
 def test_other_weights_find_nothing(engines, tmp_path):
