@@ -4,6 +4,8 @@ The table (`table.py`) has an entry for each capability: how it is switched on, 
 what it needs and what it explains. `refusals.py` has the pairs that are refused, with the words. The suite
 
 - compares the table with the fields of settings and requests, so that a new one without an entry fails (`test_table`);
+- checks that every refused pair is refused, in those words, before anything is served, and that all others of settings
+  are not (`test_refusals`);
 - draws sets that have every pair together, and larger ones by chance, and runs a crowd of requests through the real
   engine and its driver on the fake executor (`test_fake_engines`).
 

@@ -24,6 +24,9 @@ def _depends_on_length(setup: EngineSetup) -> None:
     setup.prefix_key = lambda length: length
 
 
+# No layer reads all positions. Only settings are tried with it: the fake executor crosses its page groups.
+WINDOWS_ALONE = _model("mistral", num_hidden_layers=1)
+
 LAYOUTS = [
     Layout(name="full attention", switch_on=one_page_group((None,)), model=_model("llama", num_hidden_layers=1)),
     Layout(

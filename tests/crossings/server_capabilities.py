@@ -65,7 +65,7 @@ AT_SERVER = [
     ServerCapability(name="bounded load", covers=("ServerSettings.max_concurrent_requests",)),
     ServerCapability(name="spans", covers=("ServerSettings.otlp_endpoint",)),
     ServerCapability(name="several workers", covers=("ServerSettings.http_workers",)),
-    ServerCapability(name="several engines", covers=("ServerSettings.data_parallel",)),
+    ServerCapability(name="several engines", covers=("ServerSettings.data_parallel",), config={"data_parallel": 2}),
     ServerCapability(
         name="an engine process ends",
         covers=_of("ServerSettings", "max_engine_restarts", "wait_for_restart"),
@@ -74,6 +74,17 @@ AT_SERVER = [
         name="a process hangs",
         covers=_of("ServerSettings", "stuck_after_s", "restart_after_s", "worker_restart_after_s"),
     ),
-    ServerCapability(name="roles", covers=_of("PeerSettings", "role", "peers", "peer_min_tokens", "peer_timeout_s")),
-    ServerCapability(name="groups", covers=("GroupSettings.group_size",)),
+    ServerCapability(
+        name="roles",
+        covers=_of("PeerSettings", "role", "peers", "peer_min_tokens", "peer_timeout_s"),
+        config={
+            "role": "both", "peers": ("127.0.0.1:7100",), "peer_address": "127.0.0.1:7101",
+            "peer_secret": "0123456789abcdef",
+        },
+    ),
+    ServerCapability(
+        name="groups",
+        covers=("GroupSettings.group_size",),
+        config={"group_size": 2, "group_address": "127.0.0.1:7000", "group_secret": "0123456789abcdef"},
+    ),
 ]  # fmt: skip
