@@ -125,6 +125,7 @@ def read_stats(engine: Engine, meter: Meter, waited_s: float = 0.0) -> Stats:
         waited_s=waited_s,
         idle_s=meter.idle_s,
         num_running=scheduler.num_running,
+        num_slots=limits.max_batch_size,
         num_waiting=scheduler.num_waiting,
         running_max_tokens=scheduler.running_max_tokens,
         free_pages=scheduler.free_pages,

@@ -186,7 +186,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     busy_s: float  # time that the step under way has taken
     waited_s: float  # time with work and without a finished step
     idle_s: float  # since the last step that finished
-    num_running: int
+    num_running: int  # sequences with a slot
+    num_slots: int
     num_waiting: int
     running_max_tokens: int  # that the running sequences may ever have, prompts included
     free_pages: int

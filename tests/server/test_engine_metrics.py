@@ -158,6 +158,19 @@ def test_the_tokens_of_a_batch_are_those_that_its_sequences_may_ever_have():
     assert engine.values()["tgi_batch_current_max_tokens"] == 0
 
 
+def test_the_slots_that_run_are_shown_beside_those_there_are():
+    engine = Engine(max_batch_size=3)
+    for number in range(1, 6):
+        engine.ask(number, prompt=(number, 2, 3), max_tokens=20)
+    for _ in range(3):
+        engine.turn()
+    values = engine.values()
+    assert (values["quire_slots_running"], values["quire_slots_max"], values["tgi_queue_size"]) == (3, 3, 2)
+    engine.run()
+    values = engine.values()
+    assert (values["quire_slots_running"], values["quire_slots_max"]) == (0, 3)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

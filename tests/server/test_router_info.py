@@ -66,6 +66,7 @@ def test_a_router_learns_the_name_and_the_limits(reported, path):
     assert info["served_model_name"] == info["model_id"] == "fake"
     assert info["context_length"] == info["max_req_input_len"] == 512
     assert info["max_total_num_tokens"] == 3999 * 4
+    assert info["max_running_requests"] == 16
     assert info["dp_size"] == 1
 
 

@@ -22,6 +22,7 @@ class ServerInfo(TypedDict):
     max_req_input_len: int
     dp_size: int
     max_total_num_tokens: NotRequired[int]  # that the cache holds; once the engine has reported
+    max_running_requests: NotRequired[int]  # slots, likewise
 
 
 class ModelInfo(TypedDict):
@@ -50,6 +51,7 @@ async def server_info(service: Service, request: Request) -> Response:
     }
     if stats is not None:
         body["max_total_num_tokens"] = stats.num_pages * stats.page_size
+        body["max_running_requests"] = stats.num_slots
     return _json(body)
 
 

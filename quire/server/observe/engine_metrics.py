@@ -60,6 +60,8 @@ _GAUGES: dict[str, tuple[str, Callable[[Stats], float]]] = {
         lambda stats: stats.running_max_tokens,
     ),
     "tgi_batch_max_total_tokens": ("Tokens that may run together.", lambda stats: stats.max_total_tokens),
+    "quire_slots_running": ("Slots whose sequences run.", lambda stats: stats.num_running),
+    "quire_slots_max": ("Slots: the most sequences that run together.", lambda stats: stats.num_slots),
     "quire_pages_free": ("Pages that hold nothing.", lambda stats: stats.free_pages),
     "quire_pages_active": (
         "Pages that sequences use.",
@@ -215,8 +217,8 @@ def sum_stats(engines: Sequence[Stats]) -> Stats:
 
 
 SUMMED = (
-    "num_running", "num_waiting", "running_max_tokens", "free_pages", "cached_pages", "num_pages", "max_total_tokens",
-    "counters", "steps", "step_seconds", "batch_sizes", "batch_size_sum", "joined_by", "max_adapters",
+    "num_running", "num_slots", "num_waiting", "running_max_tokens", "free_pages", "cached_pages", "num_pages",
+    "max_total_tokens", "counters", "steps", "step_seconds", "batch_sizes", "batch_size_sum", "joined_by", "max_adapters",
 )  # fmt: skip
 JOINED = ("running_adapters", "waiting_adapters")
 
