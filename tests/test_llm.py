@@ -401,3 +401,21 @@ def test_a_model_that_is_closed_says_so(tmp_path: Path, tmp_path_factory: pytest
     ):
         with pytest.raises(RuntimeError, match="this LLM is closed"):
             use()
+
+
+def test_a_seed_of_the_object_gives_prompts_without_one_the_same_in_every_run(tmp_path_factory) -> None:
+    model, cache = write_tiny_chat_model(tmp_path_factory.mktemp("tiny")), program_folder(tmp_path_factory)
+    runs = []
+    for seed in (894, 894, 895):
+        llm = LLM(model, progress=False, cache_dir=cache, compile_ahead=False, seed=seed, **SIZES)
+        try:
+            first = [answer.token_ids for answer in llm.generate([[5, 6], [5, 6]], FREE, max_tokens=8)]
+            later = [answer.token_ids for answer in llm.generate([5, 6], FREE, max_tokens=8)]
+            own = [answer.token_ids for answer in llm.generate([5, 6], FREE, max_tokens=8, seed=3)]
+            runs.append((first + later, own))
+        finally:
+            llm.close()
+    assert runs[0] == runs[1]
+    assert runs[0][0] != runs[2][0]
+    assert runs[0][1] == runs[2][1]
+    assert len({str(tokens) for tokens in runs[0][0]}) == 3

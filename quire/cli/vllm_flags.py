@@ -41,7 +41,6 @@ INSTEAD = {
     "--load-format": "not needed: the form of the weights is recognised",
     "--download-dir": "--cache-dir",
     "--hf-token": "--token",
-    "--seed": "not there: requests have a seed, and --random-seed is that of random weights",
     "--generation-config": "not there: the model's generation_config.json holds where a request says nothing",
     "--override-generation-config": "not there: the model's generation_config.json holds where a request says nothing",
     "--swap-space": "--host-cache-gib",

@@ -1,7 +1,6 @@
 """The Python API."""
 
 import logging
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -24,6 +23,7 @@ from quire.llm.engine_stepper import EngineStepper
 from quire.llm.prompts import Prompt, as_batch, as_ids, for_each, is_chat
 from quire.llm.run import BatchItem, Run
 from quire.request import Grammar, GrammarKind, Request, SamplingParams
+from quire.seeds import Seeds
 from quire.text.answer_parts import PLAIN, AnswerForm
 from quire.text.chat import ChatTemplates, load_chat_templates
 from quire.text.conversation import render_conversation
@@ -49,9 +49,11 @@ class LLM:
         *,
         adapters: Mapping[str, str | Path] | None = None,
         progress: bool = True,
+        seed: int | None = None,
         **settings: Any,
     ) -> None:
-        """`adapters`: folders of LoRA adapters, by the names that `generate` knows them by."""
+        """`adapters`: folders of LoRA adapters, by the names that `generate` knows them by. `seed`: prompts without one
+        of their own get the first, second, … of those that follow from it; None draws one for each."""
         self._files_bar: Progress = progress_bar if progress else silent
         self._share_bar: Progress = share_bar if progress else silent
         if adapters:
@@ -72,6 +74,7 @@ class LLM:
         self._stepper = EngineStepper(self.engine)
         self._grammar_checking = GrammarChecking()
         self._ids = count(1)
+        self._seeds = Seeds(seed)
         self._is_fresh = True  # no prompt came yet
         if self.deployment.config.compile_ahead:
             self._compile(self._built.warm_up())
@@ -114,8 +117,9 @@ class LLM:
         `sampling`, `max_tokens` and `adapter` are for all prompts or a list with one for each; None takes what the
         model's files ask for, as many tokens as fit, and no adapter. An answer also ends where prompt and answer reach
         the longest sequence there can be. A seed gives the same answers again; on a GPU, or a CPU without the native
-        library, only among the same prompts. None draws one for each prompt. A `grammar` is what every answer follows:
-        `json_schema({...})` or `regex("...")`; in chats with a model that thinks, after its thinking.
+        library, only among the same prompts. None takes the next one of `LLM(seed=…)`, or a random one, for each
+        prompt. A `grammar` is what every answer follows: `json_schema({...})` or `regex("...")`; in chats with a model
+        that thinks, after its thinking.
 
         A prompt that cannot be completed does not stop the others: its completions carry the `error`, and it is logged.
         """
@@ -242,7 +246,7 @@ class LLM:
                     prompt=ids,
                     max_tokens=most,
                     sampling=chosen or self.default_sampling,
-                    seed=secrets.randbits(63) if seed is None else seed,
+                    seed=self._seeds.draw() if seed is None else seed,
                     samples=n,
                     end_ids=self.deployment.files.eos_token_ids,
                     stop_ids=tuple(stop_ids),

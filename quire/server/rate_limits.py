@@ -1,22 +1,20 @@
 """The limits of API keys: requests and tokens per minute."""
 
-import contextlib
-import fcntl
 import mmap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from multiprocessing import reduction
 from struct import Struct
 from typing import Any, NamedTuple
 
 from quire.errors import RateLimited
-from quire.ipc.shared_memory import new_memory
+from quire.ipc.shared_memory import locked, new_memory
 from quire.server.api_keys import ApiKey
 
 MINUTE_S = 60.0
 _FULL_S = Struct("<d")
 _KEY_BYTES = 2 * _FULL_S.size
-_MAX_TRIES = 1000  # to get a lock that others hold for microseconds
 
 
 class Bucket(NamedTuple):
@@ -123,17 +121,8 @@ class RateLimits:
     def _write(self, bucket: Bucket, full_s: float) -> None:
         _FULL_S.pack_into(self._memory, bucket.offset, full_s)
 
-    @contextlib.contextmanager
-    def _locked(self, bucket: Bucket) -> Iterator[None]:
-        """Holds the lock, if it comes free in time: a stopped process must not stop the others, and costs one count."""
-        for _ in range(_MAX_TRIES):
-            with contextlib.suppress(BlockingIOError):
-                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, _FULL_S.size, bucket.offset)
-                break
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._file, fcntl.LOCK_UN, _FULL_S.size, bucket.offset)
+    def _locked(self, bucket: Bucket) -> AbstractContextManager[None]:
+        return locked(self._file, bucket.offset, _FULL_S.size)
 
 
 def _attach(keys: tuple[ApiKey, ...], duplicate: Any) -> RateLimits:

@@ -29,6 +29,7 @@ _AT_LEAST_ZERO = (
     "max_engine_restarts",
 )
 _ABOVE_ZERO = ("ssl_handshake_s", "request_timeout_s", "queue_timeout_s")  # seconds; others may be 0
+MAX_SEED = 2**63 - 1
 MAX_S = 1e9  # of any time: 31 years. Beyond, clocks and timers overflow
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = {
@@ -106,6 +107,12 @@ class ServerSettings:
         API,
         "With --tgi-strict: fill decoder_input_details, which are empty there by default. Without it they are always "
         "filled.",
+    )
+    seed: int | None = setting(
+        None,
+        API,
+        "Requests that name no seed get those that follow from this one, in the order in which they come, so that the "
+        "same run has the same seeds; by default they get random ones.",
     )
     disable_grammar_support: bool = setting(False, API, "Refuse requests for structured output.")
     aip_predict_route: str | None = setting(None, API, "Additional path of /vertex, for Vertex AI.")
@@ -195,6 +202,8 @@ class ServerSettings:
             raise InvalidSetting(
                 f"compute_type is {self.compute_type!r}; it must be printable ASCII on one line, as headers are"
             )
+        if self.seed is not None and not -MAX_SEED <= self.seed <= MAX_SEED:
+            raise InvalidSetting(f"seed is {self.seed}; it must be between {-MAX_SEED} and {MAX_SEED}")
         if self.prometheus_port is not None and not 1 <= self.prometheus_port <= 65535:
             raise InvalidSetting(f"prometheus_port is {self.prometheus_port}; it must be between 1 and 65535")
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_keyfile_password) is not None:

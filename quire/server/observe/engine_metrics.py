@@ -218,7 +218,8 @@ def sum_stats(engines: Sequence[Stats]) -> Stats:
 
 SUMMED = (
     "num_running", "num_slots", "num_waiting", "running_max_tokens", "free_pages", "cached_pages", "num_pages",
-    "max_total_tokens", "counters", "steps", "step_seconds", "batch_sizes", "batch_size_sum", "joined_by", "max_adapters",
+    "max_total_tokens", "counters", "steps", "step_seconds", "batch_sizes", "batch_size_sum", "joined_by",
+    "max_adapters",
 )  # fmt: skip
 JOINED = ("running_adapters", "waiting_adapters")
 

@@ -22,6 +22,7 @@ from quire.ipc.supervisor_link import (
     open_link,
 )
 from quire.ipc.worker_counts import KnownCounts, WorkerCounts
+from quire.seeds import Seeds
 from quire.server.http.loading import Loading
 from quire.server.http.server import HttpServer
 from quire.server.rate_limits import RateLimits
@@ -44,7 +45,8 @@ KEEP_S = 1.0  # after draining, to keep what has come
 class FrontEnd:
     """Connects to the engines and serves, as soon as one of them is ready.
 
-    `number` is unique among front ends. `chat_template` replaces the model's own. `limits` are those of all front ends.
+    `number` is unique among front ends. `chat_template` replaces the model's own. `limits` and `seeds` are those of all
+    front ends.
     """
 
     def __init__(
@@ -53,9 +55,11 @@ class FrontEnd:
         number: int,
         chat_template: str | None = None,
         limits: RateLimits | None = None,
+        seeds: Seeds | None = None,
     ) -> None:
         self._settings = settings
         self._limits = limits
+        self._seeds = seeds
         self._number = number
         self._chat_template = chat_template
         self._service: Service | None = None
@@ -183,7 +187,7 @@ class FrontEnd:
         text = await self._read_text(described)
         while not (ready := [line.ready for line in self._lines if line.ready is not None]):
             await self._next_greeting()  # none was ready, or it ended while the tokenizer was read
-        service = Service(self._model(text, described, ready[0]), self._settings, self._limits)
+        service = Service(self._model(text, described, ready[0]), self._settings, self._limits, self._seeds)
         await service.response_store.open()
         service.platform = ready[0].platform
         if self._settings.otlp_endpoint is not None:

@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire.errors import EngineFailed, InvalidSetting, ModelError, QuireError
+from quire.ipc.shared_counter import SharedCounter
 from quire.ipc.supervisor_link import GaveUp, StartRefused, Stop
 from quire.ipc.worker_counts import KnownCounts, WorkerCounts
+from quire.seeds import Seeds
 from quire.server.processes.child import Child, first_of
 from quire.server.processes.engine_processes import START_AGAIN_S, STOP_S, EnginePlace, EngineProcesses
 from quire.server.processes.restarts import Restarts
@@ -33,7 +35,8 @@ class Supervisor:
     """Engine processes and HTTP workers, one or more of each, restarted when they end. Owned by its event loop.
 
     Holds what outlives them: the listening sockets, so that no connection is refused while a worker is replaced, the
-    counts of rate limits, the metrics of workers, and by its engines' places the journal of each engine.
+    counts of rate limits and of drawn seeds, the metrics of workers, and by its engines' places the journal of each
+    engine.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Supervisor:
         self._listeners = listeners
         self._announce = announce
         self._limits = RateLimits(settings.keys)
+        self._seeds = Seeds() if settings.seed is None else Seeds(settings.seed, SharedCounter())
         self._counts = KnownCounts()
         self._engines = EngineProcesses(places, settings, self._refuse, self._give_up)
         self._workers: dict[int, Child] = {}  # by place
@@ -160,7 +164,7 @@ class Supervisor:
             f"quire-http-{place + 1}",
             run_worker,
             lambda line: (
-                self._engines.addresses, number, self._settings, self._chat_template, self._limits,
+                self._engines.addresses, number, self._settings, self._chat_template, self._limits, self._seeds,
                 self._listeners[place], line, os.getpid(), is_first
             ),
         ).connected()  # fmt: skip

@@ -7,6 +7,7 @@ import socket
 
 from quire.engine.garbage_collection import relax_gc
 from quire.ipc.supervisor_link import bind_to_parent
+from quire.seeds import Seeds
 from quire.server.observe.logs import configure_logs
 from quire.server.rate_limits import RateLimits
 from quire.server.settings import ServerSettings
@@ -18,6 +19,7 @@ def run_worker(
     settings: ServerSettings,
     chat_template: str | None,
     limits: RateLimits,
+    seeds: Seeds,
     listeners: list[socket.socket],
     line: socket.socket,
     parent: int,
@@ -31,7 +33,7 @@ def run_worker(
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each client is a file; shells allow a thousand
-    front_end = FrontEnd(settings, number, chat_template, limits)
+    front_end = FrontEnd(settings, number, chat_template, limits, seeds)
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         runner.run(front_end.run(addresses, listeners, line, lambda: os._exit(1), is_first=is_first))
 

@@ -26,6 +26,7 @@ class GenerationSpec:
     """The service chooses the id, the salt and the time limits of `request`."""
 
     request: Request
+    draws_seed: bool = False  # the service chooses the seed as well: the client names none
     stop: tuple[str, ...] = ()
     include_stop: bool = False  # the stop string, or stop token, is part of the text
     skip_special_tokens: bool = True

@@ -26,6 +26,7 @@ from quire.ipc.messages import (
 from quire.ipc.worker_counts import KnownCounts
 from quire.request import FinishReason
 from quire.retry_reservations import RetryReservations
+from quire.seeds import Seeds
 from quire.server.caller import key_name
 from quire.server.observe.engine_metrics import sum_stats
 from quire.server.observe.metrics import Metrics
@@ -64,11 +65,18 @@ class Service:
     `engines.prompts`. Owned by the event loop.
     """
 
-    def __init__(self, model: ServedModel, settings: ServerSettings, limits: RateLimits | None = None) -> None:
-        """`limits` are those of all workers."""
+    def __init__(
+        self,
+        model: ServedModel,
+        settings: ServerSettings,
+        limits: RateLimits | None = None,
+        seeds: Seeds | None = None,
+    ) -> None:
+        """`limits` and `seeds` are those of all workers."""
         self.model = model
         self.settings = settings
         self.limits = limits or RateLimits(settings.keys)
+        self._seeds = seeds or Seeds(settings.seed)
         keys = [key.name for key in settings.keys]
         self.metrics = Metrics(model.max_total_tokens, model.max_input_tokens, model.max_guesses, keys)
         self.others = KnownCounts()  # of the other workers
@@ -292,6 +300,7 @@ class Service:
                 request = replace(
                     one.request,
                     request_id=next_id(self._count),
+                    seed=self._seeds.draw() if one.draws_seed else one.request.seed,
                     salt=f"{owner}/{one.request.salt}" if owner else one.request.salt,
                     priority=one.request.priority if min_priority is None else max(one.request.priority, min_priority),
                     timeout_s=self.settings.request_timeout_s,

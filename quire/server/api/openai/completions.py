@@ -56,7 +56,7 @@ def _parse(service: Service, dialect: OpenAIDialect, arrival: Arrival, raw: dict
     with arrival.tokenising():
         texts, prompts = _prompts(service, fields.prompt)
     constraint = constraint_of(fields, model)
-    specs = [builder.spec(tokens, number, _name(fields.prompt, number)) for number, tokens in enumerate(prompts)]
+    specs = [builder.spec(tokens, _name(fields.prompt, number)) for number, tokens in enumerate(prompts)]
     encoder = CompletionEncoder(model, fields, texts, n, dialect)
     return Job(
         specs=[with_grammar(settings, spec, constraint) for spec in specs],

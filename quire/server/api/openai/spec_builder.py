@@ -68,8 +68,8 @@ class SpecBuilder:
         given = {name: getattr(fields, name) for name in _SAMPLING} | {"logprobs": logprobs}
         self._sampling = sampling_params(given, self._defaults, model.tokenizer)
 
-    def spec(self, tokens: list[int], number: int = 0, prompt_field: str | None = None) -> GenerationSpec:
-        """The spec of prompt `number`. `prompt_field` is its name in errors, where it is one of several."""
+    def spec(self, tokens: list[int], prompt_field: str | None = None) -> GenerationSpec:
+        """The spec of a prompt. `prompt_field` is its name in errors, where it is one of several."""
         model, fields, dialect = self._model, self._fields, self._dialect
         prompt_field = prompt_field or self._prompt_field
         model.check_prompt(tokens, prompt_field)
@@ -87,7 +87,7 @@ class SpecBuilder:
                 prompt=tuple(tokens),
                 max_tokens=max_tokens,
                 sampling=self._sampling,
-                seed=(self._seed + number) % 2**64 if fields.seed is None else self._seed,
+                seed=self._seed,
                 samples=self._samples,
                 min_tokens=min_tokens,
                 end_ids=model.end_ids,
@@ -98,6 +98,7 @@ class SpecBuilder:
                 prompt_logprobs=self._prompt_logprobs,
                 adapter=self._adapter,
             ),
+            draws_seed=fields.seed is None,
             stop=self._stop,
             include_stop=bool(fields.include_stop_str_in_output) or dialect.includes_stop,
             skip_special_tokens=fields.skip_special_tokens is not False,

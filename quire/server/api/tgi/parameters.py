@@ -96,6 +96,7 @@ def generation_spec(
             adapter=model.adapter_of(parameters.adapter_id, "adapter_id"),
             prompt_logprobs=0 if parameters.decoder_input_details and scores_prompt else None,
         ),
+        draws_seed=parameters.seed is None,
         stop=tuple(parameters.stop or ()),
         include_stop=dialect.includes_stop,
         stop_search=dialect.stop_search,
