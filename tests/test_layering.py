@@ -14,6 +14,7 @@ PACKAGE = Path(quire.__file__).parent
 GROUND = frozenset(
     {
         "retry_reservations",
+        "seeds",
         "cache_folder",
         "errors",
         "machine",
@@ -71,6 +72,7 @@ DEPLOYMENT = BELOW_SERVER | {
 # What each part of quire may import of quire. A name with dots is a part of a part, and has rules of its own.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "retry_reservations": GROUND,
+    "seeds": GROUND,
     "cache_folder": GROUND,
     "errors": GROUND,
     "machine": GROUND,

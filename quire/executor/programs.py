@@ -162,6 +162,14 @@ class Programs:
         return all(self.compiler.is_kept(key) for key in self.order.first)
 
     @property
+    def num_made_of_needed(self) -> tuple[int, int]:
+        """Of the programs without which a server does not begin: those that are made, and all."""
+        needed = (
+            {key for batch in self.order.batches for key in batch} if self._shapes.fixed_order else self.order.first
+        )
+        return sum(key in self._made for key in needed), len(needed)
+
+    @property
     def num_unfinished(self) -> int:
         """Programs that are being compiled or loaded, or wait for it. Other threads may ask."""
         return sum(not future.done() for future in list(self._compiling.values()))

@@ -14,7 +14,7 @@ import msgspec
 from quire.errors import InvalidRequest
 from quire.ipc.decoding import decode_commands
 from quire.ipc.framing import Frames, frame
-from quire.ipc.messages import Broken, Command, Described, Event, Hello, PromptBlocks, Ready, Waiting
+from quire.ipc.messages import Broken, Command, Described, Event, Hello, PromptBlocks, Ready
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ MAX_NUMBER = 2**22 - 1  # of a front end, so that request ids fit into 63 bits
 MAX_UNSENT_BYTES = 64 * 2**20  # a front end that leaves more than this unread is disconnected
 _CREDENTIALS = struct.Struct("3i")  # process, user and group of a peer, as Linux reports them
 
-Greeting = Described | Waiting | Ready | Broken
+Greeting = Described | Ready | Broken
 
 
 class Port(Protocol):

@@ -9,7 +9,8 @@ from pathlib import Path
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.errors import InvalidAdapter, UnsupportedModel
-from quire.ipc.messages import Described
+from quire.ipc.messages import Described, Waiting
+from quire.server.processes.start_phase import StartPhase
 from tests.core.harness import limits
 from tests.fake_executor import POISON, FakeExecutor
 
@@ -25,11 +26,15 @@ class FakeEngine:
     refuses: bool = False
     build_s: float = 0.0
     builds_after: Path | None = None  # this file is there
+    phases: tuple[str, ...] = ()  # of its start, before that
     adapters: Path | None = None  # a folder of adapters, of which `first` is there from the start
 
-    def __call__(self, describe: Callable[[Described], None]) -> Engine:
+    def __call__(self, describe: Callable[[Described | Waiting], None]) -> Engine:
         if self.refuses:
             raise UnsupportedModel("the model has three heads; two are supported")
+        start = StartPhase(lambda reason: describe(Waiting(reason)))
+        for phase in self.phases:
+            start.begin(phase)
         time.sleep(self.build_s)
         while self.builds_after is not None and not self.builds_after.exists():
             time.sleep(0.02)

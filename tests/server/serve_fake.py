@@ -24,6 +24,7 @@ def main(folder: str, *settings: str) -> None:
         build_s=given.pop("build_s", 0.0),
         adapters=Path(given.pop("adapters")) if "adapters" in given else None,
         builds_after=Path(given.pop("builds_after")) if "builds_after" in given else None,
+        phases=(given.pop("phase"),) if "phase" in given else (),
     )
     try:
         settings = ServerSettings(**({"port": 0} | given))

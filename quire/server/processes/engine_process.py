@@ -52,6 +52,7 @@ class EngineProcess:
         self.link: SupervisorLink | None = None
         self._address = address
         self._build = build
+        self._waiting: Waiting | None = None  # why it cannot begin yet
         self._journal = journal
         self._num_before = num_before  # engines before this one
         self._waiting_since_s = 0.0  # with work and without a finished step
@@ -91,6 +92,8 @@ class EngineProcess:
     def join(self, front_end: FrontEndConnection) -> None:
         self._front_ends.add(front_end)
         front_end.greet()
+        if self._waiting is not None:
+            front_end.send(frame([self._waiting]))
 
     def leave(self, front_end: FrontEndConnection) -> None:
         self._front_ends.discard(front_end)
@@ -105,6 +108,7 @@ class EngineProcess:
         return self.driver.open(deliver, number)
 
     def _start(self, building: "asyncio.Task[Engine]") -> None:
+        self._waiting = None
         broken: Broken | None = None
         try:
             engine = building.result()
@@ -158,7 +162,18 @@ class EngineProcess:
         self._abandon(reason, False)
 
     def _describe_from_thread(self, described: Described | Waiting) -> None:
-        self.loop.call_soon_threadsafe(self._greet_all, described)
+        if isinstance(described, Waiting):
+            self.loop.call_soon_threadsafe(self._wait, described)
+        else:
+            self.loop.call_soon_threadsafe(self._greet_all, described)
+
+    def _wait(self, waiting: Waiting) -> None:
+        """Tell why it cannot begin yet: to a front end that joins later, what holds then."""
+        if self.driver is None:
+            self._waiting = waiting
+            data = frame([waiting])
+            for front_end in list(self._front_ends):
+                front_end.send(data)
 
     def _greet_all(self, news: Greeting) -> None:
         self.greetings.append(news)

@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING
 
 from quire.adapter_settings import adapter_places
 from quire.config import Config
-from quire.files.progress import logged, progress_bar, share_bar, silent
+from quire.files.progress import Progress, logged, progress_bar, share_bar, silent
+from quire.files.standard_error import standard_error
 from quire.group.settings import GroupSettings
 from quire.page_folder.settings import FolderSettings
 from quire.peers.settings import PeerSettings
 from quire.server.observe.logs import configure_logs
 from quire.server.processes.engine_devices import EngineDevices
+from quire.server.processes.start_phase import StartPhase
 
 log = logging.getLogger(__name__)
 
 
 if TYPE_CHECKING:
+    from quire.engine.built import Built
     from quire.engine.engine import Engine
     from quire.ipc.messages import Described, Waiting
 
@@ -43,7 +46,10 @@ class ModelEngine:
         from quire.ipc.messages import Described, Waiting
 
         bar, shares = (logged, logged) if self.log_format == "json" else (progress_bar, share_bar)
-        progress = bar if self.show_progress else silent
+        stream = standard_error()
+        is_shown = self.show_progress and self.log_format != "json" and stream is not None and stream.isatty()
+        phase = StartPhase(lambda reason: describe(Waiting(reason)), logs=not is_shown)
+        progress = phase.told(bar if self.show_progress else silent)
         files = locate(**self.config.place_of_model, progress=progress)
         # The front ends read the tokenizer while this process loads JAX, which they do without.
         describe(
@@ -55,6 +61,7 @@ class ModelEngine:
                 adapters=tuple(adapter_places(self.config)),
             )
         )
+        phase.begin("loading JAX")
         from quire.engine.build import build_engine, plan_deployment
 
         leader, meet = None, None
@@ -70,15 +77,7 @@ class ModelEngine:
         )
         built = build_engine(deployment, progress, others=leader)
         if config.compile_ahead:
-            programs = built.executor.programs
-            shows = self.show_progress and not programs.can_begin_at_once
-            with (shares if shows else silent)("Compiling") as report:
-                for share in built.warm_up():
-                    report(round(share * 1000), 1000)
-                    if programs.can_run_anything:
-                        report(1000, 1000)  # enough to begin; the rest is compiled behind the first requests
-                        programs.begin_serving()
-                        break
+            self._compile(built, phase, shares)
         else:
             log.info("programs are compiled when requests first need them, which wait meanwhile")
         if self.peers.role is not None:
@@ -90,6 +89,22 @@ class ModelEngine:
 
             keep_pages(built, self.folder)
         return built.engine
+
+    def _compile(self, built: "Built", phase: StartPhase, bar: Progress) -> None:
+        """Make the programs without which it does not begin."""
+        programs = built.executor.programs
+        is_kept = programs.can_begin_at_once
+        work = "loading" if is_kept else "compiling"
+        phase.begin(f"{work} programs")
+        with (bar if self.show_progress and not is_kept else silent)("Compiling") as report:
+            for share in built.warm_up():
+                report(round(share * 1000), 1000)
+                num_made, num_needed = programs.num_made_of_needed
+                phase.note(f"{work} {num_made} of {num_needed} programs")
+                if programs.can_run_anything:
+                    report(1000, 1000)  # enough to begin; the rest is compiled behind the first requests
+                    programs.begin_serving()
+                    break
 
     def _config(self) -> Config:
         """With host memory where pages come from elsewhere."""
