@@ -453,6 +453,17 @@ def test_a_file_is_shared_and_outlives_its_process_and_only_its_user_reads_it(ma
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+def test_processes_that_come_by_different_links_know_of_each_other(make, tmp_path):
+    path, link = tmp_path / "responses.sqlite", tmp_path / "elsewhere" / "link"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    one, two = make(path), make(link)
+    one.add("", response("a", is_running=True))
+    two.add("", response("b", is_running=True))
+    assert one.get("", "b").is_running
+    assert two.get("", "a").is_running
+
+
 OPEN_AT_ONCE = """
 import os, sys, time
 from quire.server.service.response_database import ResponseDatabase

@@ -98,6 +98,20 @@ def test_readers_beyond_the_limit_are_told_to_come_back():
     assert all(isinstance(one, Overloaded) for one in refused)
 
 
+def test_readers_with_another_key_have_places_of_their_own():
+    async def read() -> object:
+        store = ResponseStore(SETTINGS)
+        await store.add("bob", response(1))
+        reads = [asyncio.create_task(store.get("ada", str(number))) for number in range(MAX_WAITING + 3)]
+        await asyncio.sleep(0)
+        found = await store.get("bob", "resp_1")
+        await asyncio.gather(*reads, return_exceptions=True)
+        await store.close(1)
+        return found
+
+    assert asyncio.run(read()) is not None
+
+
 def test_a_response_that_cannot_be_kept_leaves_a_line_in_the_log(caplog, tmp_path):
     async def keep(settings: ServerSettings) -> object:
         return await ResponseStore(settings).add("", response(1, 2000))

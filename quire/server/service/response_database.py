@@ -1,6 +1,7 @@
 """Kept responses in a SQLite database, in memory or in a file that several processes share."""
 
 import contextlib
+import os
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -78,7 +79,8 @@ class ResponseDatabase:
         self._max_bytes = max_bytes
         self._ttl_ns = int(ttl_s * 1e9)
         self.trouble: sqlite3.Error | None = None
-        self._path = path
+        # The same for all processes, whatever links lead there: their locks are beside it.
+        self._path = path = path if path == MEMORY else os.path.realpath(path)
         self._clock = StoreClock.begun(clocks or Clocks())
         self._connection = open_tables(path)
         try:
@@ -118,8 +120,8 @@ class ResponseDatabase:
                 (owner, response.id, response.previous, response.num_bytes, self._clock.now_ns(),
                  self.runner if response.is_running else None, response.head),
             ).lastrowid  # fmt: skip
-            self._add_items(owner, number, response.input, is_output=False)
-            self._add_items(owner, number, response.output, is_output=True)
+            self._add_items(number, response.input, is_output=False)
+            self._add_items(number, response.output, is_output=True)
             self._use(owner, response.id)
             self._expire()
             self._make_room(owner, number)
@@ -131,7 +133,7 @@ class ResponseDatabase:
         with self._changing():
             number = self._ended(owner, response.id, response.head, response.num_bytes)
             if number is not None:
-                self._add_items(owner, number, response.output, is_output=True)
+                self._add_items(number, response.output, is_output=True)
                 self._use(owner, response.id)
                 self._make_room(owner, number)
         self.trouble = None
@@ -265,9 +267,10 @@ class ResponseDatabase:
 
     # Changes within a transaction
 
-    def _add_items(self, owner: str, number: int | None, items: Sequence[Item], *, is_output: bool) -> None:
+    def _add_items(self, number: int | None, items: Sequence[Item], *, is_output: bool) -> None:
+        (owner,) = self._connection.execute("SELECT owner FROM responses WHERE number = ?", (number,)).fetchone()
         rows = [(number, is_output, position, owner, *item) for position, item in enumerate(items)]
-        self._connection.executemany(f"INSERT INTO items VALUES (?, ?, ?, {_OWNER}, ?, ?)", rows)
+        self._connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?)", rows)
 
     def _ended(self, owner: str, response_id: str, head: bytes, num_bytes: int | None = None) -> int | None:
         """The number of a running response, which ends; None where it does not run."""

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from quire.errors import Overloaded, QuireError, StoreFailed, reason_of
+from quire.server.service.owner_turns import OwnerTurns
 from quire.server.service.response_database import Chain, Item, KeptResponse, ResponseDatabase, running_ids
 from quire.server.service.response_tables import MEMORY
 from quire.server.service.stream import Stream
@@ -17,13 +18,13 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_WAITING = 1024  # readers; writers are as many as requests that may be open
+MAX_WAITING = 1024  # readers of one owner; writers are as many as requests that may be open
 RETRY_S = 1.0
 WATCH_INTERVAL_S = 0.5  # a response that another process cancels stops within this time
 
 
 class ResponseStore:
-    """Reads and writes the database in a thread of its own. Owned by the event loop.
+    """Reads and writes the database in a thread of its own, by turns of owners. Owned by the event loop.
 
     In memory it is this process's own; a file is shared by all processes that have it open.
     """
@@ -32,18 +33,17 @@ class ResponseStore:
         self._path = settings.response_store or MEMORY
         self._limits = settings.max_stored_responses, settings.max_stored_bytes, settings.stored_response_ttl_s
         self.is_on = settings.max_stored_responses > 0
-        self._thread = ThreadPoolExecutor(1, "quire-responses")
+        self._turns = OwnerTurns("quire-responses")
         self._watch_thread = ThreadPoolExecutor(1, "quire-running")  # apart: readers can take long
         self._database: ResponseDatabase | None = None
         self._has_trouble = False
-        self._num_waiting = 0
         self._running: dict[str, Stream] = {}  # responses in the background, of this process
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Raises InvalidSetting where the file cannot be used."""
-        await self._run(lambda database: None)
+        await self._run("", lambda database: None)
 
     async def close(self, within_s: float) -> None:
         """Wait for responses in the background, up to `within_s`."""
@@ -52,7 +52,8 @@ class ResponseStore:
         for task in (*self._tasks, *([self._watching] if self._watching is not None else [])):
             task.cancel()
         if self._database is not None:
-            await self._run(ResponseDatabase.close)
+            await self._turns.all_taken()
+            await self._run("", ResponseDatabase.close)
 
     def run_in_background(
         self, owner: str, response_id: str, stream: Stream, work: Coroutine[Any, Any, KeptResponse | None]
@@ -76,18 +77,18 @@ class ResponseStore:
         try:
             ended = await work
             if ended is not None:
-                await self._insist(lambda database: database.finish(owner, ended))
+                await self._insist(owner, lambda database: database.finish(owner, ended))
         except Exception as error:  # whatever it is, the response has ended with it
             if not isinstance(error, QuireError):
                 log.exception("the response %s in the background failed", response_id)
             reason = reason_of(error)
-            await self._insist(lambda database: database.fail(owner, response_id, reason))
+            await self._insist(owner, lambda database: database.fail(owner, response_id, reason))
 
-    async def _insist(self, work: Callable[[ResponseDatabase], None]) -> None:
+    async def _insist(self, owner: str, work: Callable[[ResponseDatabase], None]) -> None:
         """Write how a response ended, as soon as that can be written."""
         while True:
             try:
-                return await self._run(work)
+                return await self._run(owner, work)
             except StoreFailed:
                 await asyncio.sleep(RETRY_S)
 
@@ -117,7 +118,7 @@ class ResponseStore:
     async def add(self, owner: str, response: KeptResponse) -> QuireError | None:
         """Keep a response. The reason why it is not kept, which is in the log, where it cannot be."""
         try:
-            await self._run(lambda database: database.add(owner, response))
+            await self._run(owner, lambda database: database.add(owner, response))
         except StoreFailed as error:  # logged once, for all of them
             return error
         except QuireError as error:
@@ -126,7 +127,7 @@ class ResponseStore:
         return None
 
     async def get(self, owner: str, response_id: str) -> KeptResponse | None:
-        return await self._read(lambda database: database.get(owner, response_id))
+        return await self._read(owner, lambda database: database.get(owner, response_id))
 
     async def cancel(self, owner: str, response_id: str) -> KeptResponse | None:
         """The response afterwards. One that does not run stays as it is."""
@@ -138,38 +139,35 @@ class ResponseStore:
             database.cancel(owner, response_id)
             return database.get(owner, response_id)
 
-        return await self._read(cancelled)
+        return await self._read(owner, cancelled)
 
     async def delete(self, owner: str, response_id: str) -> bool:
-        return await self._read(lambda database: database.delete(owner, response_id))
+        return await self._read(owner, lambda database: database.delete(owner, response_id))
 
     async def chain(self, owner: str, response_id: str) -> Chain | None:
-        return await self._read(lambda database: database.chain(owner, response_id))
+        return await self._read(owner, lambda database: database.chain(owner, response_id))
 
     async def find(self, owner: str, item_ids: Sequence[str]) -> dict[str, bytes]:
-        return await self._read(lambda database: database.find(owner, item_ids))
+        return await self._read(owner, lambda database: database.find(owner, item_ids))
 
     async def input_items(self, owner: str, response_id: str) -> list[Item] | None:
-        return await self._read(lambda database: database.input_items(owner, response_id))
+        return await self._read(owner, lambda database: database.input_items(owner, response_id))
 
-    async def _read(self, work: Callable[[ResponseDatabase], T]) -> T:
-        if self._num_waiting >= MAX_WAITING:
-            raise Overloaded(f"{self._num_waiting} uses of kept responses wait; the limit is {MAX_WAITING}", RETRY_S)
-        return await self._run(work)
+    async def _read(self, owner: str, work: Callable[[ResponseDatabase], T]) -> T:
+        num_waiting = self._turns.num_waiting(owner)
+        if num_waiting >= MAX_WAITING:
+            raise Overloaded(f"{num_waiting} uses of kept responses wait; the limit is {MAX_WAITING}", RETRY_S)
+        return await self._run(owner, work)
 
-    async def _run(self, work: Callable[[ResponseDatabase], T]) -> T:
-        self._num_waiting += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: self._work(work))
-        finally:
-            self._num_waiting -= 1
+    async def _run(self, owner: str, work: Callable[[ResponseDatabase], T]) -> T:
+        return await self._turns.run(owner, lambda: self._work(work))
 
     def _work(self, work: Callable[[ResponseDatabase], T]) -> T:
         if self._database is None:
             self._database = ResponseDatabase(self._path, *self._limits)
         try:
             return work(self._database)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise StoreFailed(f"the store of responses cannot be used: {error}") from error
         finally:
             self._log_trouble(self._database.trouble)
