@@ -26,10 +26,10 @@ class GenerationSpec:
     """The service chooses the id, the salt and the time limits of `request`."""
 
     request: Request
-    draws_seed: bool = False  # the service chooses the seed as well: the client names none
     stop: tuple[str, ...] = ()
     include_stop: bool = False  # the stop string, or stop token, is part of the text
     skip_special_tokens: bool = True
     stop_search: Callable[[Sequence[str], bool], StopSearch] = StopStrings  # of `stop` and `include_stop`
     length_first: bool = False  # at max_tokens the finish reason is length, even if the answer also ends otherwise
     unchecked_grammar: NamedGrammar | None = None  # to be checked before the engine gets the request
+    draws_seed: bool = False  # the service chooses the seed as well: the client names none
