@@ -16,6 +16,7 @@ from quire.reach import ChunkReach, Reach
 from quire.request import Request
 from tests.fake_host_pages import FakeHostPages, Page, copy_page, page_of_bytes, page_to_bytes
 
+ORDER = (Kind.DECODE, Kind.VERIFY, Kind.FORCED, Kind.PREFILL)  # of the chunks in a plan
 VOCABULARY = 50
 POISON = 48  # a request whose prompt holds this fails its steps, where a test says so
 NAN = 49  # a request whose prompt holds this fails alone, without failing the step
@@ -129,6 +130,14 @@ def expected_prompt_logprobs(request: Request, adapter: int = 0) -> list[TokenLo
         state = digest(state, token)
         logprobs.append(logprobs_of(state, following))
     return logprobs
+
+
+def plan_of(step: int, chunks: Sequence[Chunk], **fields: object) -> StepPlan:
+    """A plan made by hand, with the counts that a planner gives it."""
+    kinds = [chunk.kind for chunk in chunks]
+    counts = kinds.count(Kind.VERIFY), kinds.count(Kind.FORCED), kinds.count(Kind.PREFILL)
+    plan = StepPlan(step, tuple(chunks), **fields)  # type: ignore[arg-type]
+    return plan._replace(num_verified=counts[0], num_forced=counts[1], num_prefills=counts[2])
 
 
 def slot_start(request: Request, sample_index: int = 0) -> SlotStart:
@@ -261,6 +270,9 @@ class FakeExecutor:
 
     def submit(self, plan: StepPlan) -> Pending:
         assert self._unsampled is None, "a step was submitted before the last one could sample"
+        counts = (plan.num_decodes, plan.num_verified, plan.num_forced, plan.num_prefills)
+        kinds = [kind for kind, count in zip(ORDER, counts, strict=True) for _ in range(count)]
+        assert [chunk.kind for chunk in plan.chunks] == kinds, "the chunks are not those that the plan counts"
         self.plans.append(plan)
         prompts = self._prompts(plan)
         if self._before_submit is not None:

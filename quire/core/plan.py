@@ -134,6 +134,19 @@ class StepPlan(NamedTuple):
     adapter_loads: tuple[AdapterLoad, ...] = ()
     burst: int = 1  # the most tokens that a chunk samples one after the other; above 1, all chunks are DECODE
     saves: tuple[StateSave, ...] = ()
+    # The chunks of each kind; the others are decodes.
+    num_verified: int = 0
+    num_forced: int = 0
+    num_prefills: int = 0
+
+    @property
+    def num_decodes(self) -> int:
+        return len(self.chunks) - self.num_verified - self.num_forced - self.num_prefills
+
+    @property
+    def prefills(self) -> tuple[Chunk, ...]:
+        """The chunks of prompts, which come last."""
+        return self.chunks[len(self.chunks) - self.num_prefills :]
 
     @property
     def num_tokens(self) -> int:

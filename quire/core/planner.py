@@ -57,10 +57,9 @@ class Planner:
             if sequence.state is State.DECODING:  # and not preempted for an older one
                 self._plan_replay(step, sequence)
         num_guesses = self._plan_guesses(step, guesses) if guesses else 0
-        step.budget = step.allowance = self._budget.prefill_beside(len(step.chunks) + num_guesses + len(forced))
-        for sequence in forced:
-            if sequence.state is State.DECODING:  # and not preempted for an older one
-                self._plan_forced(step, sequence)
+        self._plan_forced(step, forced, len(step.chunks) + num_guesses)
+        if guesses or forced:
+            step.sort(num_decodes)
         step.restores_left = self._budget.restores(bool(step.chunks))
         if self._running.prefilling:
             prompts.go_on(step)
@@ -91,6 +90,9 @@ class Planner:
             tuple(step.loads),
             burst,
             state_saves(step),
+            step.num_verified,
+            step.num_forced,
+            step.num_prefills,
         )
         return StepInFlight(plan, step.rows, num_decodes, moves, tuple(step.saved))
 
@@ -112,9 +114,9 @@ class Planner:
         return self._speculation.choose(decoding.values(), len(decoding))
 
     def _plan_guesses(self, step: StepBuilder, guesses: dict[int, int]) -> int:
-        """The sequences that guess, by age; first those that have no page for a guess and decode. Returns the number
-        of guesses."""
-        total, begin = 0, len(step.chunks)
+        """The sequences that guess, by age. Those that have no page for a guess decode. Returns the number of
+        guesses."""
+        total = 0
         decoding = self._running.decoding
         for sequence in sorted([decoding[id] for id in guesses if id in decoding], key=_age):
             if sequence.state is State.DECODING:  # and not preempted for an older one
@@ -125,9 +127,6 @@ class Planner:
                     sequence.num_unsure += num_guesses
                     self._speculation.planned(sequence)
                     total += num_guesses
-        order = sorted(range(begin, len(step.chunks)), key=lambda at: step.chunks[at].kind is Kind.VERIFY)
-        step.chunks[begin:] = [step.chunks[at] for at in order]
-        step.rows[begin:] = [step.rows[at] for at in order]
         return total
 
     def _plan_decodes(
@@ -181,21 +180,26 @@ class Planner:
             step.add(sequence, Kind.DECODE, 1, num_pages, samples=False)
             sequence.cover(sequence.page_end)
 
-    def _plan_forced(self, step: StepBuilder, sequence: Sequence) -> None:
-        """The token that is sampled last and those that must follow it, as far as one page and the budget go."""
-        start = sequence.num_planned
-        most = min(sequence.forced_end - start, self._limits.page_size, 1 + step.budget)
-        self._plan_decode(step, sequence, max(1, most), Kind.FORCED)
-        length = sequence.num_planned - start
-        if length > 1:
-            step.budget -= length - 1
-            step.allowance -= length - 1
+    def _plan_forced(self, step: StepBuilder, forced: list[Sequence], num_beside: int) -> None:
+        """For each, the token that is sampled last and those that must follow it, as far as one page and the budget go.
+        What they leave of it, beside the `num_beside` tokens of others, is for prompts."""
+        before, num_more = len(step.chunks), 0
+        most_more = self._budget.prefill_beside(num_beside + len(forced))
+        for sequence in forced:
+            if sequence.state is State.DECODING:  # and not preempted for an older one
+                start = sequence.num_planned
+                most = min(sequence.forced_end - start, self._limits.page_size, 1 + most_more - num_more)
+                self._plan_decode(step, sequence, max(1, most), Kind.FORCED)
+                num_more += max(0, sequence.num_planned - start - 1)
+        num_planned = len(step.chunks) - before  # the others have no page, or are computed anew
+        if num_planned < len(forced):
+            most_more = self._budget.prefill_beside(num_beside + num_planned)
+        step.budget = step.allowance = max(0, most_more - num_more)
 
     def _switch(self, sequence: Sequence) -> None:
         """Compute it anew, with all tokens that it has, once the host knows them."""
         if sequence.num_computed == sequence.switch_end:
             self._running.preempt(sequence)
-            sequence.switch()
 
     def _plan_decode(self, step: StepBuilder, sequence: Sequence, most: int, kind: Kind = Kind.DECODE) -> None:
         """A decode that needs a page in each group, or that ends within the `most` tokens that it may have. It is of

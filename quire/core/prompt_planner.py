@@ -89,7 +89,7 @@ class PromptPlanner:
         length_of_last = 0 if step.last is None else step.last[1]
         if step.last is not None or step.longest is not None:
             others = sum([chunk.length for chunk in step.chunks])
-            has_decodes = bool(step.chunks) and step.chunks[0].kind is Kind.DECODE
+            has_decodes = len(step.chunks) > step.num_prefills
             excess = self._budget.excess(others + length_of_longest + length_of_last, has_decodes)
             if has_decodes and 2 * excess > length_of_longest + length_of_last:
                 excess = 0  # more than half of a prompt's share is never left: the next step has decodes, too

@@ -81,8 +81,7 @@ class Requests:
             return
         sequence.switch_end = length
         sequence.switch_salt = self._salt(sequence.request, str(sequence.adapter or ""), length + 1)
-        if len(sequence.tokens) > length:
-            sequence.switch()
+        sequence.switch_if_due()
 
     def _num_uncached(self, sequence: Sequence, first: Sequence) -> int:
         """The tokens that it must compute. A short prompt is short, cached or not. `first`: of the samples, which is

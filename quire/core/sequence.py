@@ -243,8 +243,11 @@ class Sequence:
         """The position that is not planned: its token is the last one, or it is computed anew before."""
         return min(self.limit - 1, self.switch_end)
 
-    def switch(self) -> None:
-        """From now on it is computed as one that is longer. It must not run."""
+    def switch_if_due(self) -> None:
+        """Compute it as one that is longer from now on, if it has more tokens than before the switch. It must not
+        run."""
+        if len(self.tokens) <= self.switch_end:
+            return
         self.salt, self.switch_salt = self.switch_salt, self.salt
         self.min_length, self.switch_end = self.switch_end + 1, self.limit
         self.digests, self.match = [], None
@@ -260,7 +263,8 @@ class Sequence:
         return self.forced[len(self.tokens) - begin : end - begin]
 
     def restart(self) -> None:
-        """Back to waiting, with nothing on the device. The pages must have been released."""
+        """Back to waiting, with nothing on the device: it is computed as its length says now. The pages must have been
+        released."""
         self.state = State.WAITING
         self.epoch += 1
         self.slot = -1
@@ -271,3 +275,4 @@ class Sequence:
         self.restore_end = 0
         self.snapshot = self.saved_end = self.save_at = 0
         self.num_computed = self.num_planned = self.num_unsure = 0
+        self.switch_if_due()

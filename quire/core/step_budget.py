@@ -3,7 +3,7 @@
 from bisect import bisect_left, bisect_right
 
 from quire.core.limits import Limits
-from quire.core.plan import Kind, StepPlan
+from quire.core.plan import StepPlan
 
 GROW_STEPS = 512  # without a failure, before twice as much is tried again
 OF_A_STEP = 256  # tokens that take as long as a step takes at least, on a GPU
@@ -84,8 +84,7 @@ class StepBudget:
     def shrink(self, plan: StepPlan) -> bool:
         """`plan` was too large: halve its largest part. False when it was as small as can be."""
         num_rows = len(plan.chunks)
-        prefilled = [chunk.length for chunk in plan.chunks if chunk.kind is Kind.PREFILL]
-        num_prefilled, num_decodes = sum(prefilled), num_rows - len(prefilled)
+        num_prefilled, num_decodes = sum(chunk.length for chunk in plan.prefills), num_rows - plan.num_prefills
         if num_prefilled > max(1, num_rows):
             self.prefill_tokens = max(1, min(self.prefill_tokens, num_prefilled) // 2)
         elif plan.num_tokens - num_prefilled > num_decodes and not self.decodes_singly:

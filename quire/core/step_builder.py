@@ -5,6 +5,7 @@ from quire.core.restores import Restoring
 from quire.core.sequence import Sequence
 from quire.core.state_saves import Saved
 
+ORDER = (Kind.DECODE, Kind.VERIFY, Kind.FORCED, Kind.PREFILL)  # of the chunks in a step
 _new = tuple.__new__  # Chunk(...) at half its cost: chunks are most of a plan
 
 
@@ -20,6 +21,9 @@ class StepBuilder:
         "loads",
         "longest",
         "num_admitted",
+        "num_forced",
+        "num_prefills",
+        "num_verified",
         "passed",
         "restored",
         "restores_left",
@@ -46,12 +50,14 @@ class StepBuilder:
         self.waits_for_adapter: list[Sequence] = []  # those at the head that wait for an adapter slot
         self.loads: list[AdapterLoad] = []
         self.num_admitted = 0
+        self.num_verified = self.num_forced = self.num_prefills = 0  # chunks of these kinds
         self.restored: list[Restoring] = []
         self.saved: list[Saved] = []
         self.restores_left = 0  # pages that may still be copied from the host
 
     def add(self, sequence: Sequence, kind: Kind, length: int, num_pages: int, samples: bool) -> None:
         """The next `length` positions of `sequence`, which had `num_pages` in each group before."""
+        assert length >= 1, f"a chunk of request {sequence.request_id} has {length} positions"
         start = sequence.num_planned
         sequence.num_planned = start + length
         tables = sequence.tables
@@ -61,6 +67,22 @@ class StepBuilder:
         owner = sequence.request_id, sequence.sample, sequence.epoch, sequence.slot
         self.chunks.append(_new(Chunk, (*owner, kind, start, length, new_pages, samples)))
         self.rows.append(sequence)
+        if kind is not Kind.DECODE:
+            self._count(kind, 1)
+
+    def _count(self, kind: Kind, number: int) -> None:
+        if kind is Kind.PREFILL:
+            self.num_prefills += number
+        elif kind is Kind.FORCED:
+            self.num_forced += number
+        elif kind is Kind.VERIFY:
+            self.num_verified += number
+
+    def sort(self, begin: int) -> None:
+        """Put the chunks from `begin` on, before there are any of prompts, into the order of `StepPlan`."""
+        order = sorted(range(begin, len(self.chunks)), key=lambda at: ORDER.index(self.chunks[at].kind))
+        self.chunks[begin:] = [self.chunks[at] for at in order]
+        self.rows[begin:] = [self.rows[at] for at in order]
 
     @property
     def computes(self) -> bool:
@@ -81,7 +103,12 @@ class StepBuilder:
     def without_preempted(self) -> int:
         """Drop the chunks of sequences that were preempted afterwards. Returns the number of decodes that sample, which
         are the first."""
-        kept = [(chunk, row) for chunk, row in zip(self.chunks, self.rows, strict=True) if chunk.epoch == row.epoch]
+        kept = []
+        for chunk, row in zip(self.chunks, self.rows, strict=True):
+            if chunk.epoch == row.epoch:
+                kept.append((chunk, row))
+            else:
+                self._count(chunk.kind, -1)
         self.chunks, self.rows = [chunk for chunk, _ in kept], [row for _, row in kept]
         others = (at for at, chunk in enumerate(self.chunks) if chunk.kind is not Kind.DECODE or not chunk.samples)
         return next(others, len(self.chunks))

@@ -1,6 +1,5 @@
 """Measures what guesses cost."""
 
-from quire.core.plan import Kind
 from quire.core.step_budget import StepBudget
 from quire.engine.observer import DECODE, Observer, Step
 
@@ -56,7 +55,7 @@ class GuessCost(Observer):
         plan = step.plan
         if step.error is not None or step.waited_for_compiler or step.kind is not DECODE:
             return
-        is_guessing = plan.chunks[-1].kind is Kind.VERIFY  # they come last
+        is_guessing = plan.num_verified > 0
         tokens = self._budget.padded(len(plan.chunks) if plan.burst > 1 else step.num_tokens)
         if plan.burst == 1:
             self._fit(tokens, step.took_s)

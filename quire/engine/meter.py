@@ -3,7 +3,6 @@
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from quire.core.plan import Kind
 from quire.engine.engine import Engine
 from quire.engine.observer import DECODE, PREFILL, Observer, Step
 from quire.engine.work_log import WorkLog
@@ -76,7 +75,7 @@ class Meter(Observer):
         if plan.started:
             self.batch_sizes[bisect_left(BATCH_SIZES, len(plan.started))] += 1
             self.batch_size_sum += len(plan.started)
-            if plan.chunks[0].kind is not Kind.PREFILL:
+            if plan.num_prefills < len(plan.chunks):
                 self._note("join", step.launched_s - step.planned_s)
         self.num_begun[step.kind] += 1
         self._under_way.append(step)

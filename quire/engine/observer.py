@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quire.core.blocker import Blocker
-from quire.core.plan import Kind, StepPlan
+from quire.core.plan import StepPlan
 from quire.engine.executor import NOT_LAUNCHED, Pending
 
 PREFILL, DECODE = "prefill", "decode"
@@ -32,20 +32,14 @@ class Step:
     num_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
-        num_prefill_tokens, num_prefills, has_more = 0, 0, False
-        for chunk in reversed(self.plan.chunks):  # decodes come first
-            if chunk.kind is not Kind.PREFILL:
-                has_more = chunk.kind is not Kind.DECODE  # which come first
-                break
-            num_prefills += 1
-            num_prefill_tokens += chunk.length
+        plan = self.plan
         # Pages that come from the host are a part of a prompt too.
-        self.kind = PREFILL if num_prefills or not self.plan.chunks else DECODE
-        self.num_prefill_tokens = num_prefill_tokens
-        is_longer = self.plan.burst > 1 or has_more  # than a token for each decode
-        self.num_tokens = (
-            self.plan.num_tokens if is_longer else len(self.plan.chunks) - num_prefills + num_prefill_tokens
-        )
+        self.kind = PREFILL if plan.num_prefills or not plan.chunks else DECODE
+        self.num_prefill_tokens = sum([chunk.length for chunk in plan.prefills]) if plan.num_prefills else 0
+        if plan.burst > 1 or plan.num_verified or plan.num_forced:  # more than a token for each decode
+            self.num_tokens = plan.num_tokens
+        else:
+            self.num_tokens = plan.num_decodes + self.num_prefill_tokens
 
 
 class Observer:

@@ -1,7 +1,7 @@
 """Queue times and prefill work of requests."""
 
 from quire.core.blocker import Blocker
-from quire.core.plan import Chunk, Kind
+from quire.core.plan import Chunk
 from quire.engine.observer import Observer, Step
 from quire.ipc.messages import Account, Started
 
@@ -66,14 +66,12 @@ class QueueTimes(Observer):
         plan = step.plan
         if plan.started and self._waiting:
             slots = {start.slot for start in plan.started}
-            for chunk in plan.chunks:
+            for chunk in plan.prefills:
                 if chunk.slot in slots and chunk.request_id in self._waiting:
                     queue_s = max(0.0, step.launched_s - self._waiting.pop(chunk.request_id))
                     self._started.append(Started(chunk.request_id, queue_s))
         if self._open:
-            for chunk in reversed(plan.chunks):  # decodes come first
-                if chunk.kind is not Kind.PREFILL:
-                    break
+            for chunk in plan.prefills:
                 if chunk.request_id in self._open:
                     self._open[chunk.request_id].add(chunk)
                     self._changed.add(chunk.request_id)

@@ -2,7 +2,7 @@
 
 from math import ceil
 
-from quire.core.plan import Kind, StepPlan, Tier
+from quire.core.plan import StepPlan, Tier
 from quire.core.scheduler import Scheduler
 from quire.engine.observer import Observer, Step
 
@@ -43,7 +43,7 @@ class RestoreLimit(Observer):
             if not num_restored:
                 self._prompt_s = KEPT_SHARE * self._prompt_s + step.took_s
                 self._prompt_tokens = KEPT_SHARE * self._prompt_tokens + step.num_tokens
-        elif any(chunk.kind is not Kind.DECODE for chunk in plan.chunks):
+        elif plan.num_decodes < len(plan.chunks):
             return
         elif num_restored and self._alone_s is not None:
             self._added_s = KEPT_SHARE * self._added_s + step.took_s - self._alone_s

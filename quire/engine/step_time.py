@@ -141,7 +141,7 @@ class BurstLimit(Observer):
     def step_ended(self, step: Step) -> None:
         if step.error is not None or step.waited_for_compiler or step.kind is not DECODE:
             return
-        if step.plan.chunks[-1].kind is Kind.VERIFY:  # guesses, which come last
+        if step.plan.num_decodes < len(step.plan.chunks):  # others have guesses, or tokens that are forced
             return
         if step.plan.burst > 1:
             self._in_burst_s = _mean(self._in_burst_s, step.took_s / step.plan.burst)

@@ -1,16 +1,20 @@
 """A scheduler joined to the fake executor by the shortest possible loop, with every invariant checked on the way."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from quire.core.limits import Limits
 from quire.core.plan import Failure, Kind, StepPlan, Tier, TokenLogprobs, Update
 from quire.core.requests import PrefixKey
 from quire.core.scheduler import Scheduler
+from quire.core.sequence import State
 from quire.request import FinishReason, Request, SamplingParams
 from tests.fake_executor import FakeExecutor, Pending
 from tests.fake_host_pages import PLACE_BYTES
 
+# By a request with a grammar, its sample and the number of tokens that it has generated: the next ones that the grammar
+# leaves no choice about.
+MustFollow = Callable[[Request, int, int], Sequence[int]]
 GREEDY = SamplingParams(temperature=0)
 
 
@@ -41,6 +45,7 @@ class Harness:
         prefix_key: PrefixKey | None = None,
         guess_percent: int = 60,
         switch_length: int | None = None,
+        must_follow: MustFollow | None = None,
     ) -> None:
         self.scheduler = Scheduler(limits, clock, prefix_key, switch_length)
         self.executor = FakeExecutor(
@@ -54,6 +59,9 @@ class Harness:
             replays=limits.replays,
         )
         self.lookahead = lookahead
+        self._must_follow = must_follow
+        self._switch_length = switch_length
+        self._is_long: dict[int, bool] = {}  # by slot: its tokens are computed as those of a sequence beyond the switch
         self._owners: dict[int, tuple[int, int, int]] = {}  # by slot: request, sample and epoch
         self._ran: dict[tuple[int, int], object] = {}  # the promises of those that ran before the last plan
         self._free_slots: list[int] = []  # before it
@@ -128,17 +136,34 @@ class Harness:
         self._free_slots = list(self.scheduler._running._free_slots)
         head = self.scheduler._queue.head()
         self._head = None if head is None else head.turn
+        self._force()
         plan = self.scheduler.plan()
         self.scheduler.check()
-        if plan is not None:
+        if plan is None:
+            assert self.in_flight or not self._may_run(), "requests are left, and nothing is planned for them"
+        else:
             self._check_budgets(plan)
             self._check_owners(plan)
             self._check_kinds(plan)
+            self._check_switches(plan)
             pending = self.executor.submit(plan)
             if plan.guided:
                 pending.sample({})
             self.in_flight.append((plan, pending))
         return plan
+
+    def _may_run(self) -> bool:
+        """True if there are requests, of which a search for a fault leaves out none or not all."""
+        focus = self.scheduler._queue.focus
+        return self.scheduler.num_requests > 0 if focus is None else any(one.state is not State.ENDED for one in focus)
+
+    def _force(self) -> None:
+        """As the engine does once the last tokens of a sequence are known, and those that must follow them."""
+        for request_id in self.scheduler.request_ids() if self._must_follow is not None else ():
+            for one in self.scheduler._requests.sequences(request_id):
+                if one.request.grammar is not None and len(one.tokens) >= one.forced_end:
+                    tokens = self._must_follow(one.request, one.sample, one.num_generated)
+                    self.scheduler.force(request_id, one.sample, tokens)
 
     def complete(self) -> list[Update]:
         _, pending = self.in_flight.popleft()
@@ -259,6 +284,17 @@ class Harness:
             (prompt,) = {len(one.request.prompt) for one in self.scheduler._requests.sequences(chunk.request_id)}
             assert chunk.kind in (Kind.PREFILL, Kind.DECODE)
             assert chunk.start >= prompt if chunk.kind is Kind.DECODE else chunk.start + chunk.length <= prompt
+
+    def _check_switches(self, plan: StepPlan) -> None:
+        """No position beyond the switch length is computed as those before are."""
+        if self._switch_length is None:
+            return
+        for start in plan.started:
+            assert start.min_length in (0, self._switch_length + 1)
+            self._is_long[start.slot] = max(len(start.prompt), start.min_length) > self._switch_length
+        for chunk in plan.chunks:
+            end = chunk.start + chunk.length
+            assert self._is_long[chunk.slot] or end <= self._switch_length, "a position is computed as those before"
 
     def _check_owners(self, plan: StepPlan) -> None:
         """A slot computes for one sequence from its start to the next."""

@@ -93,8 +93,8 @@ ENGINE_MUTANTS = (
         "sequence.forced_before(chunk.start + chunk.length) + tokens",
         "tokens",
     ),
-    Mutant("forced tokens take no budget", PLANNER, "1 + step.budget)", "99)"),
-    Mutant("forced tokens take more than a page", PLANNER, "self._limits.page_size, 1 + step", "99, 1 + step"),
+    Mutant("forced tokens take no budget", PLANNER, "1 + most_more - num_more)", "99)"),
+    Mutant("forced tokens take more than a page", PLANNER, "self._limits.page_size, 1 + most", "99, 1 + most"),
     Mutant(
         "forced tokens are begun from the wrong place",
         STEP_BUILDER,
@@ -120,7 +120,7 @@ ENGINE_MUTANTS = (
         "one is preempted for a guess", PLANNER, "preempts = is_needed and not sequence.num_unsure", "preempts = True"
     ),
     Mutant("a search guesses", PLANNER, "or self._queue.focus is not None:", "or False:", "def _guesses("),
-    Mutant("guesses take no budget", PLANNER, "len(step.chunks) + num_guesses + len(forced)", "len(step.chunks)"),
+    Mutant("guesses take no budget", PLANNER, "len(step.chunks) + num_guesses)", "len(step.chunks))"),
     Mutant("a sequence that guesses decodes too", PLANNER, "if guesses and sequence.id in guesses:", "if False:"),
     Mutant("guesses go on under a grammar", GUESSES, "and sequence.request.grammar is None", ""),
     Mutant("guesses run past the end", GUESSES, "sequence.limit - 2 - sequence.num_planned", "self._most"),

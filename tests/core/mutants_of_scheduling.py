@@ -146,6 +146,13 @@ SCHEDULING_MUTANTS = (
     Mutant("any number of long prompts is passed", PROMPTS, "if len(step.passed) == MAX_PASSED:", "if False:"),
     Mutant("the total of tokens is ignored", PROMPTS, "return total is None or", "return True or"),
     Mutant(
+        "one that lost its slot at the switch does not switch",
+        SEQUENCE,
+        "self.num_unsure = 0\n        self.switch_if_due()",
+        "self.num_unsure = 0",
+    ),
+    Mutant("forced tokens that wait keep their budget", PLANNER, "if num_planned < len(forced):", "if False:"),
+    Mutant(
         "younger ones pass a prefill that is short", PROMPTS, "self.blocked_by = Blocker.PAGES  # none", "pass  # none"
     ),
     Mutant("admissions never wait", LIMITS, "if num_waiting + 1 > ", "if True or "),

@@ -13,7 +13,7 @@ from quire.core.restore import HostPage
 from quire.core.restores import Restores
 from quire.request import Request
 from tests.core.harness import GREEDY, Harness, limits, request
-from tests.core.test_schedules import GROUPS, Schedules
+from tests.core.test_schedules import GROUPS, Schedules, Setup
 from tests.fake_executor import expected_tokens
 
 TALK = tuple(range(1, 25))  # 6 pages of 4
@@ -410,7 +410,7 @@ def test_conversations_that_do_not_fit_the_device_go_on_with_the_same_tokens(
         num_pages=pages, host_pages=host_pages, max_page_restores=restores, page_groups=groups, max_guesses=guesses,
         max_batch_size=3, max_batch_prefill_tokens=chance.choice([3, 8, 16]), max_page_saves=chance.choice([64, 64, 5]),
     )  # fmt: skip
-    machine.start((chosen, lookahead))
+    machine.start(Setup(chosen, lookahead))
     talks = [[n, *(chance.randrange(2) for _ in range(8))] for n in range(4)]
     for _ in range(chance.randrange(6, 30)):
         talk = chance.choice(talks)

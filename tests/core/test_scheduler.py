@@ -4,6 +4,8 @@ import pytest
 
 from quire.core.blocker import Blocker
 from quire.core.plan import Kind, StepResult
+from quire.core.sequence import Sequence
+from quire.core.step_builder import StepBuilder
 from quire.errors import RequestFailed
 from quire.request import FinishReason, SamplingParams
 from tests.core.harness import GREEDY, Harness, limits, request
@@ -368,3 +370,9 @@ def test_a_good_size_with_room_for_next_to_nothing_is_none():
         assert prefilled(harness.plan()) == {2: room}
         harness.complete()
     harness.run()
+
+
+def test_a_chunk_without_positions_is_a_fault_of_the_planner() -> None:
+    sequence = Sequence(1, request(1), 0, "")
+    with pytest.raises(AssertionError, match="a chunk of request 1 has 0 positions"):
+        StepBuilder().add(sequence, Kind.DECODE, 0, 0, True)

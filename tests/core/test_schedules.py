@@ -4,6 +4,7 @@ import itertools
 import random
 from collections import Counter
 from dataclasses import replace
+from typing import NamedTuple
 
 from hypothesis import event, given, note, settings
 from hypothesis import strategies as st
@@ -12,12 +13,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from quire.core.limits import Limits
 from quire.errors import Overloaded, PromptTooLong
 from quire.reach import ChunkReach, Reach
-from quire.request import FinishReason, Request, SamplingParams
+from quire.request import FinishReason, Grammar, GrammarKind, Request, SamplingParams
 from tests.core.harness import GREEDY, Harness, limits
 from tests.fake_executor import NAN, expected_prompt_logprobs, expected_tokens
 
 TIMEOUT_S = 20.0
 ADAPTERS = ["a", "b", "c"]
+FORCING = Grammar(GrammarKind.TOKENS, "{}")  # leaves no choice about runs of tokens
 
 prompts = st.one_of(
     # Few distinct tokens and few distinct lengths: prefixes are shared, end inside pages and at their ends.
@@ -46,6 +48,7 @@ def requests(draw: st.DrawFn, request_id: int) -> Request:
                     "queue_timeout_s": st.just(TIMEOUT_S),
                     "timeout_s": st.just(3 * TIMEOUT_S),
                     "prompt_logprobs": st.just(1),
+                    "grammar": st.just(FORCING),
                 },
             )
         )
@@ -71,8 +74,14 @@ GROUPS: list[tuple[Reach, ...]] = [
 ]
 
 
+class Setup(NamedTuple):
+    limits: Limits
+    lookahead: int
+    switch_length: int | None = None
+
+
 @st.composite
-def setups(draw: st.DrawFn) -> tuple[Limits, int]:
+def setups(draw: st.DrawFn) -> Setup:
     page_size = draw(st.sampled_from([2, 1, 4, 8]))
     slots = draw(st.integers(1, 6))
     groups = draw(st.sampled_from(GROUPS))
@@ -112,7 +121,7 @@ def setups(draw: st.DrawFn) -> tuple[Limits, int]:
         page_groups=groups,
         max_loras=draw(st.sampled_from([0, 1, 2])),
     )
-    return chosen, draw(st.integers(0, 2))
+    return Setup(chosen, draw(st.integers(0, 2)), draw(st.sampled_from([None, None, 9, 20])))
 
 
 class Schedules(RuleBasedStateMachine):
@@ -131,12 +140,25 @@ class Schedules(RuleBasedStateMachine):
         percent=st.sampled_from([60, 0, 95]),
     )
     def start(self, setup, sizes=(), beside=None, percent=60):
-        chosen, lookahead = setup
-        self.harness = Harness(chosen, lookahead, lambda: self.now, guess_percent=percent)
+        chosen, lookahead, switch = setup
+        self.harness = Harness(
+            chosen,
+            lookahead,
+            lambda: self.now,
+            prefix_key=None if switch is None else lambda length: int(length > switch),
+            guess_percent=percent,
+            switch_length=switch,
+            must_follow=self._must_follow,
+        )
         for name in ADAPTERS if chosen.max_loras else ():
             self.harness.load_adapter(name)
         self.harness.scheduler.budget.step_sizes = sizes
         self.harness.scheduler.budget.max_prefill_beside_decodes = beside
+
+    def _must_follow(self, asked: Request, sample: int, num_generated: int) -> list[int]:
+        """Up to four tokens."""
+        adapter, end = self.adapters[asked.request_id], num_generated + hash((asked.request_id, num_generated)) % 5
+        return expected_tokens(asked, sample, adapter=adapter)[num_generated:end]
 
     @rule(data=st.data(), count=st.integers(1, 4))
     def add(self, data, count):
@@ -290,10 +312,10 @@ def test_a_crowded_engine_answers_every_request_as_if_it_ran_by_itself(setup, se
             machine.aborted.add(request_id)
         elif action < 0.31:
             machine.harness.lose_everything()
-        elif action < 0.33 and machine.asked and setup[0].prefix_caching:
+        elif action < 0.33 and machine.asked and setup.limits.prefix_caching:
             asked = machine.asked[chance.choice(list(machine.asked))]
             machine.happened["sent"] += machine.harness.send(asked)
-            if setup[0].host_pages:
+            if setup.limits.host_pages:
                 machine.happened["brought"] += machine.harness.bring(asked, lambda: chance.random() < 0.8)
         elif action < 0.35:
             machine.now += chance.choice([0.5, TIMEOUT_S])
@@ -322,4 +344,5 @@ def crowd_request(chance: random.Random, request_id: int) -> Request:
         salt=chance.choice(["", "", "tenant"]),
         timeout_s=chance.choice([None, None, 3 * TIMEOUT_S]),
         prompt_logprobs=chance.choice([None, None, None, 0]),
+        grammar=chance.choice([None, None, None, FORCING]),
     )

@@ -3,7 +3,9 @@
 import pytest
 
 from quire.core.plan import StepPlan
-from tests.core.harness import Harness, limits, request
+from quire.request import Grammar, GrammarKind
+from tests.core.harness import Harness, MustFollow, limits, request
+from tests.fake_executor import expected_tokens
 
 SWITCH = 12
 SETTINGS = {
@@ -27,22 +29,17 @@ REQUESTS = [
 class Watched(Harness):
     """Looks at how each position is computed."""
 
-    def __init__(self, lookahead: int = 0, **changes: object) -> None:
+    def __init__(self, lookahead: int = 0, must_follow: MustFollow | None = None, **changes: object) -> None:
         chosen = limits(**({"num_pages": 64} | changes))
-        super().__init__(chosen, lookahead, prefix_key=lambda n: int(n > SWITCH), switch_length=SWITCH)
-        self._is_long: dict[int, bool] = {}  # by slot
+        how = {"prefix_key": lambda n: int(n > SWITCH), "switch_length": SWITCH}
+        super().__init__(chosen, lookahead, must_follow=must_follow, **how)
         self.computed: dict[int, list[tuple[int, int]]] = {}  # by request: the starts of chunks and their lengths
 
     def plan(self) -> StepPlan | None:
         plan = super().plan()
         if plan is not None:
-            for start in plan.started:
-                assert start.min_length in (0, SWITCH + 1)
-                self._is_long[start.slot] = max(len(start.prompt), start.min_length) > SWITCH
             for chunk in plan.chunks:
                 self.computed.setdefault(chunk.request_id, []).append((chunk.start, chunk.length))
-                end = chunk.start + chunk.length
-                assert self._is_long[chunk.slot] or end <= SWITCH, "a position beyond is computed as those before"
         return plan
 
 
@@ -94,3 +91,29 @@ def test_a_sequence_that_goes_on_beyond_the_switch_begins_as_a_long_one() -> Non
     harness.scheduler.add(REQUESTS[0], so_far=[tuple(range(10))])
     harness.run()
     assert harness.computed[1][0] == (0, 13)
+
+
+@pytest.mark.parametrize("keep_pages", [True, False])
+def test_a_sequence_that_loses_its_slot_at_the_switch_is_computed_as_a_long_one_at_once(keep_pages: bool) -> None:
+    harness = Watched()
+    harness.add(REQUESTS[0])
+    while len(harness.tokens.get((1, 0), ())) < SWITCH + 1 - len(REQUESTS[0].prompt):
+        harness.step()
+    if keep_pages:
+        (sequence,) = harness.scheduler._running
+        harness.scheduler._running.preempt(sequence)
+    else:
+        harness.lose_everything()
+    harness.run()
+    assert harness.tokens[1, 0] == expected_tokens(REQUESTS[0])
+    assert [start for start, _ in harness.computed[1]].count(0) == 2
+
+
+def test_prompts_have_the_budget_of_a_sequence_whose_forced_tokens_must_wait_for_its_switch() -> None:
+    """Else a step would be empty where each sequence may have one token of it."""
+    asked = request(1, prompt=(1, 2, 3), max_tokens=20, grammar=Grammar(GrammarKind.TOKENS, "{}"))
+    tokens = expected_tokens(asked)
+    harness = Watched(max_batch_size=1, max_step_tokens=1, must_follow=lambda _, __, count: tokens[count : count + 3])
+    harness.add(asked)
+    harness.run()
+    assert harness.tokens[1, 0] == tokens

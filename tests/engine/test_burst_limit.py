@@ -1,10 +1,11 @@
 """Bursts are planned while they end in time."""
 
-from quire.core.plan import Chunk, Kind, StepPlan
+from quire.core.plan import Chunk, Kind
 from quire.core.scheduler import Scheduler
 from quire.engine.observer import Step
 from quire.engine.step_time import BurstLimit
 from tests.core.harness import limits
+from tests.fake_executor import plan_of
 
 
 class Steps:
@@ -22,7 +23,7 @@ class Steps:
         error: Exception | None = None,
         waited: bool = False,
     ) -> None:
-        plan = StepPlan(1, (Chunk(1, 0, 0, 0, kind, 5, burst, (), True),), burst=burst)
+        plan = plan_of(1, (Chunk(1, 0, 0, 0, kind, 5, burst, (), True),), burst=burst)
         self.limit.step_ended(Step(plan, 0.0, 0.0, took_s=took_s, error=error, waited_for_compiler=waited))
 
 

@@ -2,11 +2,12 @@
 
 import random
 
-from quire.core.plan import Chunk, Kind, StepPlan
+from quire.core.plan import Chunk, Kind
 from quire.core.step_budget import StepBudget
 from quire.engine.guess_cost import HALVED_STEPS, MAX_COST, GuessCost
 from quire.engine.observer import Step
 from tests.core.harness import limits
+from tests.fake_executor import plan_of
 
 
 class Steps:
@@ -22,9 +23,12 @@ class Steps:
         kind: Kind = Kind.VERIFY,
         error: Exception | None = None,
         burst: int = 1,
+        forced_after: int = 0,
     ) -> None:
-        chunks = (Chunk(1, 0, 0, 0, kind, 5, num_tokens, (), True),)
-        self.cost.step_ended(Step(StepPlan(1, chunks, burst=burst), 0.0, 0.0, took_s=took_s, error=error))
+        chunks = [Chunk(1, 0, 0, 0, kind, 5, num_tokens, (), True)]
+        if forced_after:
+            chunks.append(Chunk(2, 0, 0, 1, Kind.FORCED, 5, forced_after, (), True))
+        self.cost.step_ended(Step(plan_of(1, chunks, burst=burst), 0.0, 0.0, took_s=took_s, error=error))
 
 
 def test_the_tokens_that_a_step_costs_are_found_in_noise() -> None:
@@ -112,3 +116,11 @@ def test_a_disturbed_step_is_not_blamed_on_its_size() -> None:
         steps.run(1, 0.010, kind=Kind.DECODE)
         steps.run(4, 10.0 if number == 20 else 0.013)
     assert steps.budget.cost(4, True) / steps.budget.cost(1, False) < 1.5
+
+
+def test_a_step_with_guesses_counts_as_such_if_tokens_that_are_forced_follow_them() -> None:
+    steps = Steps(12.0)
+    for _ in range(20):
+        steps.run(4, 0.010, kind=Kind.DECODE, burst=4)
+        steps.run(2, 0.080, forced_after=2)
+    assert steps.budget.guessing_cost > 2

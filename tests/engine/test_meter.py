@@ -1,9 +1,10 @@
 """The time that a step may take, by the steps before it."""
 
-from quire.core.plan import Chunk, Kind, StepPlan
+from quire.core.plan import Chunk, Kind
 from quire.engine.meter import Meter
 from quire.engine.observer import Step
 from quire.ipc.watchdog_timeout import STUCK_FACTOR
+from tests.fake_executor import plan_of
 
 
 class Steps:
@@ -15,7 +16,7 @@ class Steps:
         self.meter = Meter(lambda: self.now, lambda: self.num_late)
 
     def launch(self, num_tokens: int) -> Step:
-        plan = StepPlan(1, (Chunk(1, 0, 0, 0, Kind.PREFILL, 0, num_tokens, (), samples=True),))
+        plan = plan_of(1, (Chunk(1, 0, 0, 0, Kind.PREFILL, 0, num_tokens, (), samples=True),))
         step = Step(plan, self.now, self.now, num_late=self.num_late)
         self.meter.step_launched(step)
         return step

@@ -3,11 +3,12 @@
 import random
 from collections.abc import Callable
 
-from quire.core.plan import Chunk, Kind, PageCopy, Place, StepPlan, Tier
+from quire.core.plan import Chunk, Kind, PageCopy, Place, Tier
 from quire.core.scheduler import Scheduler
 from quire.engine.observer import Step
 from quire.engine.restore_limit import RestoreLimit
 from tests.core.harness import limits
+from tests.fake_executor import plan_of
 
 
 class Steps:
@@ -25,7 +26,7 @@ class Steps:
         """As many pages go to the host as come from it."""
         device, host = Place(Tier.DEVICE, 1), Place(Tier.HOST, 1)
         copies = (PageCopy(device, host), PageCopy(host, device)) * num_restored
-        plan = StepPlan(1, (Chunk(1, 0, 0, 0, kind, 5, length, (), True),), copies)
+        plan = plan_of(1, (Chunk(1, 0, 0, 0, kind, 5, length, (), True),), copies=copies)
         self.limit.step_ended(Step(plan, 0.0, 0.0, took_s=took_s, **changes))  # type: ignore[arg-type]
 
     def alternate(self, count: int, alone_s: float, added_s: Callable[[int], float], noise: float = 0.03) -> list[int]:

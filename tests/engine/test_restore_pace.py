@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from quire.core.plan import Chunk, Kind, PageCopy, Place, StepPlan, Tier
+from quire.core.plan import Chunk, Kind, PageCopy, Place, Tier
 from quire.core.scheduler import Scheduler
 from quire.engine.observer import Step
 from quire.engine.restore_limit import RestoreLimit
@@ -12,6 +12,7 @@ from quire.engine.restore_pace import BLOCK, FEW_PAGES, RestorePace
 from quire.engine.step_limits import step_limits
 from quire.executor.pinned_pages import BLOCK_PAGES
 from tests.core.harness import limits
+from tests.fake_executor import plan_of
 
 MOST = 200
 
@@ -31,7 +32,7 @@ class Steps:
 
     def run(self, num_restored: int, computed_s: float, page_s: float, kind: Kind = Kind.DECODE, **changes: object):
         copies = (PageCopy(Place(Tier.HOST, 1), Place(Tier.DEVICE, 1)),) * num_restored
-        plan = StepPlan(1, (Chunk(1, 0, 0, 0, kind, 5, 1, (), True),), copies)
+        plan = plan_of(1, (Chunk(1, 0, 0, 0, kind, 5, 1, (), True),), copies=copies)
         waited_s = max(0.0, num_restored * page_s - computed_s)
         took_s = computed_s + waited_s
         self.pace.step_ended(Step(plan, 0.0, 0.0, took_s=took_s, copies_waited_s=waited_s, **changes))  # type: ignore[arg-type]

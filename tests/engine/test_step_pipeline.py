@@ -4,7 +4,7 @@ from quire.core.plan import Chunk, Kind, SlotStart, StepPlan
 from quire.engine.observer import Observer, Step
 from quire.engine.step_pipeline import StepPipeline
 from quire.request import SamplingParams
-from tests.fake_executor import FakeExecutor, Fault
+from tests.fake_executor import FakeExecutor, Fault, plan_of
 
 
 class Remembering(Observer):
@@ -41,7 +41,7 @@ class Rig:
         kind, pages = (Kind.PREFILL, ((1, 2),)) if step == 1 else (Kind.DECODE, ())
         chunk = Chunk(7, 0, 0, 0, kind, step - 1, 1, pages, samples=True)
         started = (start,) if step == 1 else ()
-        self.pipeline.launch(StepPlan(step, (chunk,), started=started), self.now, None)
+        self.pipeline.launch(plan_of(step, (chunk,), started=started), self.now, None)
 
 
 def test_a_step_behind_another_takes_the_time_since_that_one_ended():
