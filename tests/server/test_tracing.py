@@ -20,6 +20,9 @@ from quire.errors import InvalidSetting
 from quire.server.observe.tracing import Tracing, tracing_to
 from tests import web
 from tests.fake_executor import NAN
+from tests.server.gate import Gate
+from tests.server.test_service import send_raw
+from tests.server.vocabulary import PIECES
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 CHAT = {"messages": [{"role": "user", "content": "secretword"}], "max_tokens": 5}
@@ -83,15 +86,15 @@ def ids_of(links: Iterable[Link]) -> set[int]:
 def test_a_request_is_a_span_of_its_caller_with_its_parts_in_order(traced, exporter, path, body, name):
     web.post(traced.url + path, json=body, headers={"traceparent": CALLER})
     spans = spans_of(traced, exporter)
-    assert set(spans) == {name, "schedule", "waiting", "infer", "prefill", "decode", "send_generation"}
+    assert set(spans) == {name, "schedule", "queued", "infer", "prefill", "decode", "send_generation"}
     root = spans[name]
     assert format(root.context.trace_id, "032x") == CALLER.split("-")[1]
     assert format(root.parent.span_id, "016x") == CALLER.split("-")[2]
-    for child in ("schedule", "waiting", "infer", "send_generation"):
+    for child in ("schedule", "queued", "infer", "send_generation"):
         assert spans[child].parent.span_id == root.context.span_id
     for child in ("prefill", "decode"):
         assert spans[child].parent.span_id == spans["infer"].context.span_id
-    order = [spans[part] for part in ("schedule", "waiting", "prefill", "decode", "send_generation")]
+    order = [spans[part] for part in ("schedule", "queued", "prefill", "decode", "send_generation")]
     assert order[0].start_time == root.start_time
     assert all(before.end_time == after.start_time for before, after in pairwise(order))
     assert order[-1].end_time == root.end_time
@@ -110,7 +113,7 @@ def test_a_request_without_a_caller_begins_a_trace(traced, exporter):
     ("body", "kind", "names"),
     [
         ({"prompt": "abc", "top_p": 7}, "validation", {"completions", "schedule", "send_error"}),
-        ({"prompt": [1, NAN, 2], "max_tokens": 3}, "generation", {"completions", "schedule", "waiting", "send_error"}),
+        ({"prompt": [1, NAN, 2], "max_tokens": 3}, "generation", {"completions", "schedule", "queued", "send_error"}),
     ],
 )
 def test_a_request_that_fails_is_one_span_with_the_kind_of_its_error(traced, exporter, body, kind, names):
@@ -119,6 +122,69 @@ def test_a_request_that_fails_is_one_span_with_the_kind_of_its_error(traced, exp
     assert set(spans) == names
     assert not spans["completions"].status.is_ok
     assert spans["completions"].attributes["error.type"] == kind
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "operation"),
+    [
+        ("/v1/chat/completions", CHAT, "chat"),
+        ("/v1/completions", {"prompt": "secretword", "max_tokens": 5}, "text_completion"),
+        ("/v1/completions", {"prompt": "secretword", "max_tokens": 5, "stream": True}, "text_completion"),
+        ("/generate", {"inputs": "secretword", "parameters": {"max_new_tokens": 5}}, "text_completion"),
+    ],
+)
+def test_a_span_says_what_ran_as_opentelemetry_names_it(traced, exporter, path, body, operation):
+    answer = web.post(traced.url + path, json=body, headers={"x-request-id": "req-7"})
+    (found,) = [span for name, span in spans_of(traced, exporter).items() if span.kind is SpanKind.SERVER]
+    assert answer.headers["x-request-id"] == found.attributes["quire.request_id"] == "req-7"
+    assert found.attributes["gen_ai.operation.name"] == operation
+    assert found.attributes["gen_ai.provider.name"] == "quire"
+    assert found.attributes["gen_ai.request.model"] == found.attributes["gen_ai.response.model"] == "fake"
+    assert found.attributes["gen_ai.request.max_tokens"] == 5
+    assert found.attributes["gen_ai.response.finish_reasons"] == ("length",)
+    assert found.attributes["gen_ai.usage.input_tokens"] == found.attributes["quire.prompt_tokens"] > 0
+    assert found.attributes["gen_ai.usage.output_tokens"] == 5
+    assert found.attributes["http.response.status_code"] == 200
+    assert found.attributes["quire.outcome"] == "answered"
+
+
+def test_a_sampled_request_has_its_seed_and_a_greedy_one_has_none(traced, exporter):
+    for changes in ({"seed": 3, "temperature": 0.5, "top_p": 0.25}, {"seed": 3, "temperature": 0}):
+        web.post(f"{traced.url}/v1/completions", json={"prompt": "a", "max_tokens": 1} | changes)
+    traced.wait_until(lambda: len(finished_requests(exporter)) == 2)
+    sampled, greedy = finished_requests(exporter)
+    assert [sampled.attributes[f"gen_ai.request.{name}"] for name in ("seed", "temperature", "top_p")] == [3, 0.5, 0.25]
+    assert "gen_ai.request.seed" not in greedy.attributes
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/completions", {"prompt": "abc", "top_p": 7}, 400),
+        ("/generate", {"inputs": "abc", "parameters": {"top_p": 7}}, 422),
+        ("/v1/completions", {"prompt": [1, NAN, 2], "max_tokens": 3}, 500),
+        ("/generate", {"inputs": f"a{PIECES[NAN]}b", "parameters": {"max_new_tokens": 3}}, 424),
+    ],
+)
+def test_the_span_of_a_request_that_fails_has_the_status_and_the_id_of_its_answer(traced, exporter, path, body, status):
+    answer = web.post(traced.url + path, json=body)
+    assert answer.status_code == status
+    traced.wait_until(lambda: bool(finished_requests(exporter)))
+    (found,) = finished_requests(exporter)
+    assert found.attributes["http.response.status_code"] == status
+    assert found.attributes["quire.request_id"] == answer.headers["x-request-id"]
+
+
+def test_the_span_of_a_client_that_left_says_so(make_server, exporter):
+    gate = Gate()
+    server = traced_server(make_server(before_result=gate), exporter)
+    connection = send_raw(server, "/v1/completions", {"prompt": "abc", "max_tokens": 50})
+    server.wait_until(lambda: server.service.num_streams == 1)
+    connection.close()
+    server.wait_until(lambda: bool(finished_requests(exporter)))
+    gate.open()
+    (found,) = finished_requests(exporter)
+    assert (found.attributes["http.response.status_code"], found.attributes["quire.outcome"]) == (499, "dropped")
 
 
 def test_a_refused_request_has_the_time_in_which_it_was_checked(traced, exporter):

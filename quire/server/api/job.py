@@ -58,6 +58,7 @@ async def answer(
 ) -> Response:
     """`name` is the name of the request's span."""
     arrival = Arrival(request.headers, name)
+    arrival.status_of = lambda error: dialect.error_response(error).status_code
     try:
         job = await service.offload.run(body.num_bytes, lambda: parse(service, dialect, arrival, body.raw))
         arrival.wants_timings |= job.wants_timings

@@ -79,10 +79,10 @@ class App:
             if self._service.metrics.note_error(error):  # otherwise its stream wrote the log line
                 self._service.refusals.note(route.title, response.status_code, error)
             if self._service.tracing is not None:
-                self._service.tracing.note_refusal(route.name, request.headers, opened_s, error)
+                self._service.tracing.note_refusal(route.name, request.headers, opened_s, error, response.status_code)
             return response
         except Exception:  # a defect of ours: the details are in the log
-            log.exception("%s %s failed", scope["method"], scope["path"])
+            log.exception("%s %s failed", scope["method"], scope["path"], extra={"request_id": request_id.get()})
             defect = QuireError("internal error; see the server log")
             self._service.metrics.note_error(defect)
             return route.dialect.error_response(defect)

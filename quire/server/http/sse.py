@@ -67,6 +67,7 @@ class EventStream(Response):
         self.body = b""
         self.init_headers(EVENT_HEADERS | headers)
         self._stream = stream
+        stream.has_status = True
         self._encoder = encoder
         self._first = first
         self._keep = keep

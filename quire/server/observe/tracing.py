@@ -2,7 +2,7 @@
 
 generate | generate_stream | completions | chat_completions      the request, below the caller's span if it names one
 ├── schedule           checking, tokenising, handing it to the engine
-├── waiting            in the queue
+├── queued             in the queue
 ├── infer              with a slot
 │   ├── prefill        until the first token
 │   └── decode         from there to the last
@@ -23,6 +23,7 @@ from weakref import WeakSet
 
 from quire.errors import InvalidSetting, QuireError
 from quire.ipc.messages import StepTrace
+from quire.server.caller import request_id
 from quire.server.observe.request_record import RequestRecord
 
 try:
@@ -109,14 +110,20 @@ class Tracing:
             spans.close(telling, now)
         spans.close(batch, now)
 
-    def note_request(self, trace: RequestTrace, record: RequestRecord, timings: Mapping[str, Any]) -> None:
-        """A request is over. `timings` become attributes of its span."""
+    def note_request(
+        self,
+        trace: RequestTrace,
+        record: RequestRecord,
+        timings: Mapping[str, Any],
+        attributes: Mapping[str, Any],
+    ) -> None:
+        """A request is over. `timings` become attributes of its span, beside the `attributes`."""
         times = record.times
         spans, root, now = trace.spans, trace.root, times.opened_s + times.total_s
-        root.set_attributes(_flat(timings))
+        root.set_attributes(_flat(timings) | dict(attributes))
         context = set_span_in_context(root)
         spans.write("schedule", times.opened_s, times.submitted_s, context)
-        spans.write("waiting", times.submitted_s, times.started_s, context)
+        spans.write("queued", times.submitted_s, times.started_s, context)
         since_s = times.started_s
         if times.first_s is not None:
             inferring = spans.open("infer", times.started_s, context)
@@ -135,14 +142,17 @@ class Tracing:
             root.set_attribute("quire.dropped", True)
         spans.close(root, now)
 
-    def note_refusal(self, route: str, headers: Mapping[str, str], opened_s: float, error: QuireError) -> None:
-        """A request was refused before it had a stream."""
+    def note_refusal(
+        self, route: str, headers: Mapping[str, str], opened_s: float, error: QuireError, status: int
+    ) -> None:
+        """A request was refused before it had a stream. `status`: of its answer."""
         if error in self._noted:
             return
         now = time.monotonic()
         trace = self.open(route, headers, opened_s)
         spans, root = trace.spans, trace.root
         _fail(root, error)
+        root.set_attributes({"http.response.status_code": status, "quire.request_id": request_id.get()})
         context = set_span_in_context(root)
         spans.write("schedule", opened_s, now, context)
         spans.write("send_error", now, now, context)

@@ -2,8 +2,9 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
+from quire.errors import QuireError
 from quire.server.caller import key_name, request_id
 from quire.server.observe.times import RequestTimes
 
@@ -21,6 +22,7 @@ class Arrival:
         self.route = route
         self.request_id = request_id.get()
         self.key_name = key_name.get()
+        self.status_of: Callable[[QuireError], int] = lambda error: error.status  # of an answer that is this error
         self.wants_timings = headers.get(TIMINGS_HEADER, "").lower() in _YES
 
     @contextlib.contextmanager

@@ -43,6 +43,7 @@ from quire.server.service.ledger import ledger
 from quire.server.service.open_prompt import OpenPrompt
 from quire.server.service.response_store import ResponseStore
 from quire.server.service.served_model import ServedModel
+from quire.server.service.span_attributes import attributes_at_end, attributes_at_open
 from quire.server.service.stream import Stream
 from quire.server.settings import ServerSettings
 from quire.server.tenant import tenant
@@ -311,6 +312,9 @@ class Service:
                 self.engines.submit(stream.add(one, request), stream)
         except Exception as defect:
             raise stream.broken_off(defect) from None
+        trace = stream.trace
+        if trace is not None and is_traced:
+            self._traced(lambda tracing: trace.root.set_attributes(attributes_at_open(stream)))
         return stream
 
     def _refuse_if_full(self, specs: Sequence[GenerationSpec], owner: str | None, field: str) -> int:
@@ -360,7 +364,9 @@ class Service:
                 self.limits.refund_prompt(record.key_name, stream.num_charged)
             trace = stream.trace
             if trace is not None:
-                self._traced(lambda tracing: tracing.note_request(trace, record, ledger(stream)))
+                self._traced(
+                    lambda tracing: tracing.note_request(trace, record, ledger(stream), attributes_at_end(stream))
+                )
 
     @property
     def num_streams(self) -> int:

@@ -52,6 +52,7 @@ class Stream:
         self.arrival = arrival
         self.is_counted = is_counted
         self.user: str | None = None
+        self.has_status = False  # its client has been told 200
         self.num_sequences = 0  # counted against the worker's limit of open sequences
         self.num_charged = 0  # tokens of its prompts, to the limit of its key
         self.trace: RequestTrace | None = None
