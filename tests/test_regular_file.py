@@ -40,6 +40,9 @@ EXCEPTIONS = {
     ("ipc/journal.py", "mmap.mmap"): "shared memory",
     ("server/rate_limits.py", "mmap.mmap"): "shared memory",
     ("machine.py", "path.read_text"): "of the kernel",
+    ("ipc/supervisor_link.py", "score.read_text"): "of the kernel",
+    ("server/service/store_clock.py", "_BOOT_ID.read_text"): "of the kernel",
+    ("ipc/process_lock.py", "os.open"): "opened to be locked, and not read",
     ("ops/native/processor.py", "cpuinfo.read_text"): "of the kernel",
     ("cli/__init__.py", "os.open"): "/dev/null",
     ("cli/standard_output.py", "os.open"): "/dev/null",
@@ -48,7 +51,7 @@ EXCEPTIONS = {
     ("server/http/web/chat_html.py", "(folder / 'index.html').read_text"): "of this package",
     ("server/http/web/chat_html.py", "(folder / name).read_text"): "of this package",
     ("page_folder/page_folder.py", "os.open"): "opened to write, and made by that",
-    ("server/service/response_database.py", "os.open"): "made, if it is not there, and closed",
+    ("server/service/response_tables.py", "os.open"): "made, if it is not there, and closed",
 }
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from quire.errors import InvalidCheckpoint, UnsupportedModel, listed, shown
+from quire.files.tensor_source import refuse_overlaps
 from quire.regular_file import open_regular
 
 _MAGIC = b"GGUF"
@@ -22,7 +23,10 @@ _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMENSIONS = 4
 _MAX_NESTING = 4  # arrays of arrays; real files have none
-_MAX_ITEMS = 1 << 23  # of an array; vocabularies have 300,000
+_MAX_ITEMS = 1 << 22  # of all arrays together; vocabularies have 300,000, each with some numbers
+_MAX_HEADER_BYTES = 64 << 20  # without its data; those of the largest vocabularies have 16 MiB
+_MAX_PAIRS = 1 << 16  # of metadata
+_MAX_TENSORS = 1 << 18
 _MAX_STRING_BYTES = 64 << 20
 
 _BOOL, _STRING, _ARRAY = 7, 8, 9
@@ -129,12 +133,17 @@ class _Cursor:
         self.data = data
         self.size = len(data)
         self.at = 0
+        self.num_items = 0  # of arrays
 
     def skip(self, num_bytes: int) -> int:
         start = self.at
         if num_bytes > self.size - start:
             raise InvalidCheckpoint(
                 f"{self.path}: truncated: the header needs {num_bytes} bytes at {start}, the file has {self.size}"
+            )
+        if num_bytes > _MAX_HEADER_BYTES - start:
+            raise InvalidCheckpoint(
+                f"{self.path}: the header needs {num_bytes} bytes at {start}; at most {_MAX_HEADER_BYTES} are read"
             )
         self.at = start + num_bytes
         return start
@@ -159,7 +168,7 @@ class _Cursor:
 
     def strings(self, count: int) -> list[str]:
         """`string()` many times: written out, because vocabularies have hundreds of thousands of them."""
-        data, at, size = self.data, self.at, self.size
+        data, at, size = self.data, self.at, min(self.size, _MAX_HEADER_BYTES)
         unpack = _U64.unpack_from
         found = []
         try:
@@ -171,12 +180,16 @@ class _Cursor:
                     break
                 found.append(data[start:at].decode())
         except struct.error:
-            at = size + 1
+            at = self.size + 1
         except UnicodeDecodeError as error:
             raise InvalidCheckpoint(f"{self.path}: the string at byte {start} is not UTF-8: {error}") from error
+        if at > self.size:
+            raise InvalidCheckpoint(
+                f"{self.path}: truncated: string {len(found)} of an array of {count} passes the end at {self.size}"
+            )
         if at > size:
             raise InvalidCheckpoint(
-                f"{self.path}: truncated: string {len(found)} of an array of {count} passes the end at {size}"
+                f"{self.path}: the header goes on at {size}; at most {_MAX_HEADER_BYTES} bytes are read"
             )
         self.at = at
         return found
@@ -193,8 +206,12 @@ class _Cursor:
                 raise InvalidCheckpoint(f"{self.path}: arrays are nested more than {_MAX_NESTING} deep at {self.at}")
             item_type = self.u32()
             count = self.u64()
-            if count > _MAX_ITEMS:
-                raise InvalidCheckpoint(f"{self.path}: an array of {count} items at {self.at}; {_MAX_ITEMS} are read")
+            self.num_items += count
+            if self.num_items > _MAX_ITEMS:
+                raise InvalidCheckpoint(
+                    f"{self.path}: {self.num_items} items of arrays, with those of the array at {self.at}; "
+                    f"{_MAX_ITEMS} are read"
+                )
             if item_type == _STRING:
                 return self.strings(count)
             if item_type == _ARRAY:
@@ -235,6 +252,8 @@ def _read_pairs(cursor: _Cursor) -> tuple[dict[str, Any], int]:
         raise UnsupportedModel(f"{cursor.path}: {what} is not read; little-endian versions {_VERSIONS} are")
     num_tensors = cursor.u64()
     num_pairs = cursor.u64()
+    if num_pairs > _MAX_PAIRS:
+        raise InvalidCheckpoint(f"{cursor.path}: {num_pairs} pairs of metadata; at most {_MAX_PAIRS} are read")
     metadata: dict[str, Any] = {}
     for _ in range(num_pairs):
         key = cursor.string()
@@ -246,6 +265,8 @@ def _read_pairs(cursor: _Cursor) -> tuple[dict[str, Any], int]:
 
 def _read_header(cursor: _Cursor) -> GGUFHeader:
     metadata, num_tensors = _read_pairs(cursor)
+    if num_tensors > _MAX_TENSORS:
+        raise InvalidCheckpoint(f"{cursor.path}: {num_tensors} tensors; at most {_MAX_TENSORS} are read")
     rows = []
     for _ in range(num_tensors):
         name = cursor.string()
@@ -274,6 +295,7 @@ def _read_header(cursor: _Cursor) -> GGUFHeader:
         raise InvalidCheckpoint(
             f"{cursor.path}: truncated: {len(outside)} tensors pass the end at {cursor.size}: {listed(outside)}"
         )
+    refuse_overlaps(str(cursor.path), [(one.offset, one.offset + one.num_bytes, one.name) for one in tensors.values()])
     return GGUFHeader(cursor.path, metadata, tensors)
 
 

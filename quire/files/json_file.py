@@ -10,6 +10,9 @@ from quire.regular_file import read_regular
 MAX_BYTES = 32 << 20
 MAX_VOCABULARY_BYTES = 256 << 20  # of the files with an entry for each token or tensor
 MAX_DEPTH = 64  # of lists and objects in each other; real files have ten
+# Each value takes up to a hundred bytes, of which a file of many small ones has two or three.
+MAX_VALUES = 1 << 20
+MAX_VOCABULARY_VALUES = 1 << 24  # the largest vocabularies have two million, pairs and all
 
 
 def read_json(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
@@ -18,7 +21,7 @@ def read_json(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
         text = read_regular(path, max_bytes)
     except OSError as error:
         raise InvalidCheckpoint(f"{path}: cannot be read: {error.strerror}") from error
-    return parse_object(text, str(path))
+    return parse_object(text, str(path), MAX_VOCABULARY_VALUES if max_bytes > MAX_BYTES else MAX_VALUES)
 
 
 def read_json_if_present(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
@@ -26,8 +29,11 @@ def read_json_if_present(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, An
     return read_json(path, max_bytes) if path.exists() else {}
 
 
-def parse_object(text: bytes, origin: str) -> dict[str, Any]:
-    """Parse `text` as a JSON object. Errors name `origin`, the source of the text."""
+def parse_object(text: bytes, origin: str, max_values: int) -> dict[str, Any]:
+    """Parse `text` as a JSON object of up to so many values. Errors name `origin`, the source of the text."""
+    num_values = sum(map(text.count, (b",", b":", b"[", b"{")))  # or more
+    if num_values > max_values:
+        raise InvalidCheckpoint(f"{origin}: {num_values} values of JSON; at most {max_values} are read")
     try:
         found = json.loads(text.decode())
     except RecursionError as error:

@@ -19,6 +19,8 @@ from quire.files.tensor_source import Array
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
+MAX_CONFIG_BYTES = 1 << 20  # clients may load adapters: a thousand times as much as one needs
+MAX_HEADER_BYTES = 4 << 20  # room for 25,000 tensors
 
 # Initialisations that leave the base model's weights as they are.
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
@@ -38,6 +40,7 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "use_bdlora": (False, {}),
 }
 MAX_REPEATS = 8  # in a pattern of module names
+MAX_PATTERNS, MAX_PATTERN = 4096, 1000  # entries, and characters of one
 MAX_TRIES = 10**8  # of ways to match patterns with names: they take seconds, in which no other thread runs
 
 
@@ -96,12 +99,12 @@ def open_adapter(folder: str | Path) -> PeftAdapter:
     try:
         if not (folder / CONFIG_NAME).exists():
             raise InvalidAdapter(f"{folder}: there is no {CONFIG_NAME}, which PEFT writes with every adapter")
-        config = read_json(folder / CONFIG_NAME)
+        config = read_json(folder / CONFIG_NAME, MAX_CONFIG_BYTES)
         if not (folder / WEIGHTS_NAME).exists():
             pickled = "; adapter_model.bin is not read, save_pretrained writes safetensors by default"
             more = pickled if (folder / "adapter_model.bin").exists() else ""
             raise InvalidAdapter(f"{folder}: there is no {WEIGHTS_NAME}{more}")
-        source = SafetensorsSource(folder, WEIGHTS_NAME)
+        source = SafetensorsSource(folder, WEIGHTS_NAME, MAX_HEADER_BYTES)
     except InvalidCheckpoint as error:
         raise InvalidAdapter(str(error)) from error
     fields = _Fields(folder, config)
@@ -155,7 +158,8 @@ class _Fields:
             return
         if not isinstance(targets, list) or not all(isinstance(name, str) for name in targets):
             self._refuse("target_modules", "it must be a list of names, a regular expression or all-linear")
-        missing = [name for name in targets if not any(_ends_with(module, name) for module in modules)]
+        endings = {ending for module in modules for ending in _endings(module)}
+        missing = [name for name in targets if name not in endings]
         if missing:
             raise InvalidAdapter(
                 f"{self._folder}: target_modules has {listed(missing)}, but there is no tensor of them"
@@ -190,6 +194,8 @@ class _Fields:
         table = self._config.get(name) or {}
         if not isinstance(table, dict):
             self._refuse(name, "it must be a table from module names to numbers")
+        if len(table) > MAX_PATTERNS or any(len(key) > MAX_PATTERN for key in table):
+            self._refuse(name, f"it can have {MAX_PATTERNS} patterns, of at most {MAX_PATTERN} characters each")
         patterns = []
         for key, value in table.items():
             number = self._number(name, value)
@@ -226,8 +232,10 @@ def _num_ways(pattern: str, length: int) -> float:
     return ways * groups[0]
 
 
-def _ends_with(module: str, name: str) -> bool:
-    return module == name or module.endswith(f".{name}")
+def _endings(module: str) -> list[str]:
+    """The name of a module, and those by which the modules that it is in call it."""
+    parts = module.split(".")
+    return [".".join(parts[begin:]) for begin in range(len(parts))]
 
 
 def _modules(folder: Path, source: SafetensorsSource, fields: _Fields) -> dict[str, LowRank]:

@@ -17,13 +17,16 @@ import numpy as np
 
 from quire.errors import InvalidCheckpoint, listed, shown
 from quire.files.json_file import MAX_VOCABULARY_BYTES, parse_object, read_json
-from quire.files.tensor_source import Array, TensorInfo
+from quire.files.tensor_source import Array, TensorInfo, refuse_overlaps
 from quire.regular_file import open_regular
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 
-_MAX_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 100_000_000  # of the format
+MAX_HEADER_VALUES = 1 << 22  # a tensor has a dozen
+_MAX_DIMENSIONS = 8
+_MAX_NUMBER = 1 << 62
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("float64"),
     "F32": np.dtype("float32"),
@@ -59,8 +62,9 @@ class SafetensorsSource:
     are read with `read_copy`.
     """
 
-    def __init__(self, folder: str | Path, file: str | None = None) -> None:
-        self._entries = _read_folder(Path(folder)) if file is None else _read_header(Path(folder) / file)
+    def __init__(self, folder: str | Path, file: str | None = None, max_header_bytes: int = MAX_HEADER_BYTES) -> None:
+        path = Path(folder)
+        self._entries = _read_folder(path) if file is None else _read_header(path / file, max_header_bytes)
         self._infos = {name: entry.info for name, entry in self._entries.items()}
 
     @property
@@ -146,7 +150,7 @@ def _read_folder(folder: Path) -> dict[str, _Entry]:
     return entries
 
 
-def _read_header(path: Path) -> dict[str, _Entry]:
+def _read_header(path: Path, max_bytes: int = MAX_HEADER_BYTES) -> dict[str, _Entry]:
     try:
         file = open_regular(path)
     except OSError as error:
@@ -159,25 +163,24 @@ def _read_header(path: Path) -> dict[str, _Entry]:
             raise InvalidCheckpoint(
                 f"{path.name}: truncated, or not a safetensors file: {size} bytes do not hold its header"
             )
-        if header_bytes > _MAX_HEADER_BYTES:
-            raise InvalidCheckpoint(
-                f"{path.name}: its header has {header_bytes} bytes; the format allows {_MAX_HEADER_BYTES}"
-            )
+        if header_bytes > max_bytes:
+            raise InvalidCheckpoint(f"{path.name}: its header has {header_bytes} bytes; at most {max_bytes} are read")
         text = file.read(header_bytes)
-    header = parse_object(text, f"the header of {path.name}")
+    header = parse_object(text, f"the header of {path.name}", MAX_HEADER_VALUES)
     header.pop("__metadata__", None)
     data_start = 8 + header_bytes
-    entries = {}
-    truncated = []
+    entries, truncated, places = {}, [], []
     for name, fields in header.items():
         entry, end = _entry(path, name, fields, data_start)
         entries[name] = entry
+        places.append((entry.offset, end, name))
         if end > size:
             truncated.append(name)
     if truncated:
         raise InvalidCheckpoint(
             f"{path.name}: truncated: {len(truncated)} tensors pass the end at {size}: {listed(truncated)}"
         )
+    refuse_overlaps(path.name, places)
     return entries
 
 
@@ -187,7 +190,8 @@ def _entry(path: Path, name: str, fields: Any, data_start: int) -> tuple[_Entry,
         dtype_name, shape, (begin, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidCheckpoint(f"{path.name}: the entry of {name} is malformed: {shown(fields)}") from error
-    if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
+    numbers = (*shape[: _MAX_DIMENSIONS + 1], begin, end)
+    if len(shape) > _MAX_DIMENSIONS or not all(type(one) is int and 0 <= one <= _MAX_NUMBER for one in numbers):
         raise InvalidCheckpoint(f"{path.name}: the entry of {name} is malformed: {shown(fields)}")
     if not isinstance(dtype_name, str) or dtype_name not in _DTYPES:
         raise InvalidCheckpoint(f"{path.name}: {name} has dtype {shown(dtype_name)}; known are {', '.join(_DTYPES)}")

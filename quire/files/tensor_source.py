@@ -6,6 +6,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from quire.errors import InvalidCheckpoint
+
 Array = np.ndarray[Any, Any]
 
 BLOCK_SIZE = 32
@@ -28,6 +30,16 @@ class TensorSource(Protocol):
     def tensors(self) -> Mapping[str, TensorInfo]: ...
 
     def read(self, name: str) -> Array: ...
+
+
+def refuse_overlaps(file: str, places: Iterable[tuple[int, int, str]]) -> None:
+    """Refuse tensors, each with its begin, end and name, that share bytes: a small file could fill any memory."""
+    last_end, last_name = 0, ""
+    for begin, end, name in sorted(places):
+        if begin < last_end and begin < end:
+            raise InvalidCheckpoint(f"{file}: tensors {last_name} and {name} overlap, at byte {begin}")
+        if end > last_end:
+            last_end, last_name = end, name
 
 
 def file_identities(paths: Iterable[Path]) -> list[str]:

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from quire.errors import InvalidCheckpoint, InvalidRequest, UnsupportedModel, shown
-from quire.files.json_file import MAX_VOCABULARY_BYTES, parse_object, read_json_if_present
+from quire.files.json_file import MAX_VOCABULARY_BYTES, MAX_VOCABULARY_VALUES, parse_object, read_json_if_present
 from quire.regular_file import read_regular
 from quire.text.gguf_vocabulary import surround, tokenizer_from_metadata
 from quire.text.shield import STAND_INS, RenderedPrompt, Shield
@@ -260,7 +260,9 @@ def _read_backend(file: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_buffer(text)
     except Exception as error:  # the library raises nothing narrower
-        parse_object(text, str(file))  # its errors describe a damaged file better than the library's
+        parse_object(
+            text, str(file), MAX_VOCABULARY_VALUES
+        )  # its errors describe a damaged file better than the library's
         raise InvalidCheckpoint(f"{file}: not a tokenizer: {error}") from error
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import uvicorn
 
 from quire.core.scheduler import Scheduler
+from quire.engine.adapters import Read
 from quire.engine.driver import Driver
 from quire.engine.engine import Engine
 from quire.grammar.matcher import Grammars
@@ -30,6 +31,7 @@ def new_driver(
     grammars: Grammars | None = None,
     adapters: Mapping[str, Path] | None = None,
     adapter_folder: Path | None = None,
+    read: Read = read_adapter,
     **changes: object,
 ) -> Driver:
     wanted = {"num_pages": 3000, "max_batch_size": 16, "max_sequence_tokens": 512, "max_step_tokens": 600,
@@ -43,7 +45,7 @@ def new_driver(
         before_result,
         guess_percent=80 if chosen.max_guesses else None,
     )
-    engine = Engine(Scheduler(chosen, time.monotonic), executor, grammars=grammars, read_adapter=read_adapter)
+    engine = Engine(Scheduler(chosen, time.monotonic), executor, grammars=grammars, read_adapter=read)
     engine.adapters.root = adapter_folder
     for name, folder in (adapters or {}).items():
         engine.adapters.load(name, str(folder))
@@ -63,11 +65,12 @@ class RunningServer:
         loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
         adapters: Mapping[str, Path] | None = None,
         adapter_folder: Path | None = None,
+        read: Read = read_adapter,
         **limit_changes: object,
     ) -> None:
         self.model = model or served_model()
         grammars = Grammars(lambda: self.model.tokenizer, self.model.end_ids, VOCABULARY)
-        self.driver = new_driver(before_result, grammars, adapters, adapter_folder, **limit_changes)
+        self.driver = new_driver(before_result, grammars, adapters, adapter_folder, read, **limit_changes)
         self._settings = settings or ServerSettings()
         self._connection = connection
         self._started = threading.Event()
