@@ -299,6 +299,32 @@ def test_a_running_response_has_failed_once_its_process_is_gone_and_not_while_th
     assert not list(tmp_path.glob("*-process-*"))
 
 
+def test_a_response_that_ends_with_its_process_while_it_is_read_has_not_failed(make, tmp_path):
+    path = tmp_path / "responses"
+    running, reader = make(path), make(path)
+    running.add("ada", response("a", is_running=True))
+
+    def end(statement: str) -> None:  # between the read and the look at the process
+        if "FROM items" in statement and running.get("ada", "a").is_running:
+            running.finish("ada", response("a"))
+            running.close()
+
+    reader._connection.set_trace_callback(end)
+    found = reader.get("ada", "a")
+    assert json.loads(found.body)["status"] == "completed"
+    assert [item.id for item in found.output] == ["a-out"]
+
+
+def test_files_that_only_look_like_locks_are_left_alone(make, tmp_path):
+    notes = tmp_path / "responses-process-notes"
+    notes.touch()
+    left = tmp_path / "responses-process-0123456789abcdef"
+    left.touch()
+    make(tmp_path / "responses").close()
+    assert notes.exists()
+    assert not left.exists()
+
+
 def test_lost_responses_end_though_they_are_not_asked_for(make, machine, tmp_path):
     path = tmp_path / "responses"
     database = make(path, ttl_s=3600)

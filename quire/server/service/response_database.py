@@ -1,18 +1,15 @@
 """Kept responses in a SQLite database, in memory or in a file that several processes share."""
 
 import contextlib
-import os
-import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from quire.errors import InvalidRequest, InvalidSetting, Overloaded
-from quire.ipc.process_lock import ProcessLock, if_free
-from quire.server.service.response_tables import BUSY_S, MEMORY, open_tables, reading, writing
+from quire.server.service.response_runners import ResponseRunners
+from quire.server.service.response_tables import BUSY_S, open_tables, reading, writing
 from quire.server.service.store_clock import Clocks, StoreClock
 
 MAX_CHAIN_BYTES = 4 * 2**20  # of a conversation that is read: more than the largest context
@@ -79,13 +76,10 @@ class ResponseDatabase:
         self._max_bytes = max_bytes
         self._ttl_ns = int(ttl_s * 1e9)
         self.trouble: sqlite3.Error | None = None
-        # The same for all processes, whatever links lead there: their locks are beside it.
-        self._path = path = path if path == MEMORY else os.path.realpath(path)
         self._clock = StoreClock.begun(clocks or Clocks())
         self._connection = open_tables(path)
         try:
-            self._lock = None if path == MEMORY else _new_lock(path)
-            self.runner = "this" if self._lock is None else _runner_of(path, self._lock.path)
+            self._runners = ResponseRunners(path)
             self._try(self._join_clock)
             self._fail_lost()
         except (OSError, sqlite3.Error) as error:
@@ -103,8 +97,12 @@ class ResponseDatabase:
 
     def close(self) -> None:
         self._connection.close()
-        if self._lock is not None:
-            self._lock.release()
+        self._runners.leave()
+
+    @property
+    def runner(self) -> str:
+        """This process, as the database names it."""
+        return self._runners.own
 
     # Writers
 
@@ -170,18 +168,26 @@ class ResponseDatabase:
     def get(self, owner: str, response_id: str) -> KeptResponse | None:
         """The response without its input. It has failed if its process is gone."""
         self._tidy()
+        found, runner = self._read(owner, response_id)
+        if found is None or runner is None or not self._runners.has_ended(runner):
+            return found
+        lost = [runner]
+        self._try(lambda: self._end_those_of(lost))
+        found, runner = self._read(owner, response_id)  # the last that the process did was to finish it, perhaps
+        if found is None or runner is None:
+            return found
+        return found._replace(head=_changed(found.head, LOST), is_running=False)
+
+    def _read(self, owner: str, response_id: str) -> tuple[KeptResponse | None, str | None]:
+        """A response without its input, and the process that runs it."""
         with reading(self._connection):
             found = self._row(owner, response_id)
             if found is None:
-                return None
+                return None, None
             head = self._head(found.number)
             output = [Item(*row) for row in self._items(found.number, is_output=True)]
         is_running = found.runner is not None
-        if found.runner is not None and self._is_lost(found.runner):
-            is_running = False
-            head = _changed(head, LOST)
-            self._try(lambda: self._ended(owner, response_id, head))
-        return KeptResponse(response_id, found.previous, head, (), output, is_running)
+        return KeptResponse(response_id, found.previous, head, (), output, is_running), found.runner
 
     def chain(self, owner: str, response_id: str) -> Chain | None:
         """The conversation up to a response and with its output, which counts as used now. None where the response is
@@ -339,9 +345,9 @@ class ResponseDatabase:
     def _fail_lost(self) -> None:
         """End what other processes ran when they ended. Otherwise it would stay for ever, unless it is asked for."""
         self._looked_for_lost = self._clock.now_ns()
-        _remove_free_locks(self._path)
+        self._runners.remove_ended()
         runners = self._connection.execute("SELECT DISTINCT runner FROM responses WHERE runner IS NOT NULL").fetchall()
-        lost = [runner for (runner,) in runners if self._is_lost(runner)]
+        lost = [runner for (runner,) in runners if self._runners.has_ended(runner)]
         if lost:
             self._try(lambda: self._end_those_of(lost))
 
@@ -351,13 +357,6 @@ class ResponseDatabase:
         for runner in lost:
             for name, response_id, head in run(query, (runner,)).fetchall():
                 self._ended(name, response_id, _changed(head, LOST))
-
-    def _is_lost(self, runner: str) -> bool:
-        """True where the process has ended. This one has not, and it takes no mention of itself to know."""
-        if runner == self.runner:
-            return False
-        with if_free(_lock_path(self._path, runner)) as is_free:
-            return is_free
 
     def _try(self, change: Callable[[], object]) -> None:
         """Make a change that can wait: where it cannot be made now, readers get their answers all the same."""
@@ -394,34 +393,3 @@ def _joined(parts: list[list[bytes]]) -> list[bytes]:
 
 def _changed(head: bytes, changes: dict[str, object]) -> bytes:
     return msgspec.json.encode(msgspec.json.decode(head) | changes)
-
-
-# Each process that uses a file holds the lock of a file beside it, by which others see that it lives. A clock could not
-# tell: it can be set, and a process can be slow.
-
-
-def _new_lock(path: str) -> ProcessLock:
-    while True:
-        one = _lock_path(path, secrets.token_hex(8))
-        one.touch(0o600, exist_ok=False)
-        with contextlib.suppress(FileNotFoundError):  # removed before it was locked
-            return ProcessLock(one)
-
-
-def _lock_path(path: str, runner: str) -> Path:
-    return Path(f"{path}-process-{runner}")
-
-
-def _runner_of(path: str, lock: Path) -> str:
-    return lock.name.removeprefix(_lock_path(path, "").name)
-
-
-def _remove_free_locks(path: str) -> None:
-    if path == MEMORY:
-        return
-    first = _lock_path(path, "")
-    for one in first.parent.iterdir():
-        if one.name.startswith(first.name):
-            with if_free(one) as is_free:
-                if is_free:
-                    one.unlink(missing_ok=True)
