@@ -175,7 +175,7 @@ def run_variant(
     engine.abort(STREAM)
     while not engine.is_idle:
         engine.step()
-    engine._steps.observers.remove(times)
+    engine.observers.detach(times)
     beside = [median_ms(restored), median_ms(computed)]
     pause = 1000 * statistics.median(max(turn.pauses_s, default=0.0) for turn in restored) if restored else 0.0
     quiet = 1000 * statistics.median(times.quiet)

@@ -281,7 +281,7 @@ def _build_engine(
     )
     if others is not None:
         engine.group = others
-        engine.observe(GroupFaults(others))
+        engine.judge(GroupFaults(others))
     engine.adapters.root = deployment.config.adapter_folder
     for name, folder in deployment.adapters.folders.items():
         engine.adapters.load(name, str(folder))

@@ -322,9 +322,10 @@ class Driver:
             if request.adapter is not None and not request.adapter_digest:
                 begun_with = self._engine.adapters.begun_with(request.adapter)
                 self._deliver(port, [BegunWith(request.request_id, *begun_with)])
-            self._times.add(request.request_id, sent_s, self._clock(), request.timings)
+            now, call = self._clock(), self._engine.observers.call
+            call(self._times, self._times.add, request.request_id, sent_s, now, request.timings)
             if request.traced:
-                self._traces.add(request.request_id)
+                call(self._traces, self._traces.add, request.request_id)
         except QuireError as refusal:
             self._forget(request.request_id)
             self._refuse(port, command, refusal)
@@ -346,10 +347,12 @@ class Driver:
     def _dispatch(self, outcome: Outcome) -> None:
         """Deliver one batch of events to each port."""
         self._abandon_if_broken()
-        times = self._times.events()  # before requests are forgotten
+        call = self._engine.observers.call
+        times = call(self._times, self._times.events) or ()  # before requests are forgotten
         for request_id in outcome.finished:
             self._forget(request_id, is_finished=True)
-        batches = batches_of(outcome, times, self._traces.event(outcome.failures))
+        trace = call(self._traces, self._traces.event, outcome.failures)
+        batches = batches_of(outcome, times, trace)
         for failure in outcome.failures:
             self._forget(failure.request_id)
         for number, events in batches.items():
@@ -361,8 +364,9 @@ class Driver:
         self._preparing.forget(request_id)
         self._engine.adapters.release(request_id)
         self._engine.page_sources.forget(request_id, is_finished)
-        self._times.forget(request_id)
-        self._traces.forget(request_id)
+        call = self._engine.observers.call
+        call(self._times, self._times.forget, request_id)
+        call(self._traces, self._traces.forget, request_id)
         self._requests.get(request_id >> PORT_SHIFT, set()).discard(request_id)
 
     def _deliver(self, port: Port, events: list[Event]) -> None:

@@ -14,7 +14,7 @@ from quire.engine.executor import Executor, is_out_of_memory
 from quire.engine.fault_isolation import PROBE, FaultIsolation, targets_of
 from quire.engine.grammar_masks import GrammarMasks, Grammars, NoGrammars
 from quire.engine.group import Group
-from quire.engine.observer import Observer, Step
+from quire.engine.observer import Judge, Observer, Observers, Step
 from quire.engine.outcome import Outcome
 from quire.engine.page_sources import PageSources
 from quire.engine.step_limits import step_limits
@@ -64,7 +64,8 @@ class Engine:
         self._lookahead = lookahead
         self._steps = StepPipeline(executor, clock)
         self.adapters = LoadedAdapters(scheduler.adapters, lambda: self.executor, read_adapter)
-        self._steps.observers += step_limits(scheduler, max_burst_s, max_step_s)
+        for limit in step_limits(scheduler, max_burst_s, max_step_s):
+            self.observe(limit)
         self._samples_left: dict[int, int] = {}  # by live request, the probe included
         self._check_begun_s: float | None = None  # of the device, or of a reset
         self._masks = GrammarMasks(grammars or NoGrammars(), clock)
@@ -73,7 +74,20 @@ class Engine:
         self._last_fault: Exception | None = None
 
     def observe(self, observer: Observer) -> None:
-        self._steps.observers.append(observer)
+        self._steps.observers.attach(observer)
+
+    def judge(self, judge: Judge) -> None:
+        """From now on `judge` decides after each step whether the engine goes on."""
+        self._steps.judges.append(judge)
+
+    @property
+    def observers(self) -> Observers:
+        return self._steps.observers
+
+    @property
+    def last_end_s(self) -> float:
+        """The time at which the last step ended; of the engine's start before there is one. Any thread may read it."""
+        return self._steps.last_end_s
 
     @property
     def executor(self) -> Executor:

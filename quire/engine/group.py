@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from quire.engine.observer import Observer, Step
+from quire.engine.observer import Judge, Step
 from quire.errors import EngineFailed, reason_of
 
 
@@ -17,7 +17,7 @@ class Group(Protocol):
         """Return once every process has answered. Where one is lost, `on_lost` is called instead."""
 
 
-class GroupFaults(Observer):
+class GroupFaults(Judge):
     """Ends an engine in which a step has failed: the states of its processes differ now. The loss of a process comes
     first, since requests are not to blame for it. Otherwise the next engine finds the request by the journal."""
 

@@ -63,11 +63,6 @@ class Meter(Observer):
         oldest = self._under_way[:1]
         return bool(oldest) and oldest[0].num_late != self._num_late()
 
-    @property
-    def idle_s(self) -> float:
-        """Time since the last step that ended."""
-        return self._clock() - self.last_end_s
-
     def step_launched(self, step: Step) -> None:
         plan = step.plan
         self.tokens[PREFILL] += step.num_prefill_tokens
@@ -96,6 +91,11 @@ class Meter(Observer):
             self.num_failed[step.kind] += 1
         self._under_way.clear()
 
+    def detached(self) -> None:
+        """No step is under way as far as it knows, and none tells how long others may take."""
+        self._under_way.clear()
+        self.longest_s = 0.0
+
     def step_delivered(self, step: Step) -> None:
         self._note(f"{step.kind}_complete", step.completed_s - step.ended_s)
         self._note(f"{step.kind}_deliver", step.delivered_s - step.completed_s)
@@ -122,7 +122,7 @@ def read_stats(engine: Engine, meter: Meter, waited_s: float = 0.0) -> Stats:
     return Stats(
         busy_s=meter.busy_s,
         waited_s=waited_s,
-        idle_s=meter.idle_s,
+        idle_s=engine.clock() - engine.last_end_s,
         num_running=scheduler.num_running,
         num_slots=limits.max_batch_size,
         num_waiting=scheduler.num_waiting,

@@ -1,13 +1,20 @@
 """Notifications about steps."""
 
-from collections.abc import Sequence
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
 
 from quire.core.blocker import Blocker
 from quire.core.plan import StepPlan
 from quire.engine.executor import NOT_LAUNCHED, Pending
 
+log = logging.getLogger(__name__)
+
 PREFILL, DECODE = "prefill", "decode"
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -43,7 +50,10 @@ class Step:
 
 
 class Observer:
-    """Is notified of the engine's steps, on the engine thread. The methods of this class do nothing."""
+    """Is notified of the engine's steps, on the engine thread. The methods of this class do nothing.
+
+    It measures, logs, traces or limits, and cannot end the engine: one that raises is `detached`.
+    """
 
     def step_launched(self, step: Step) -> None:
         """The step is planned, and is handed to the executor next."""
@@ -56,3 +66,63 @@ class Observer:
 
     def step_delivered(self, step: Step) -> None:
         """The step's tokens are on their way to the front ends."""
+
+    def detached(self) -> None:
+        """It has raised, and hears of no step any more: what it tells of them must not mislead."""
+
+
+class Judge(ABC):
+    """Decides whether the engine goes on after a step, on the engine thread. It is no `Observer`: what it raises ends
+    the engine."""
+
+    @abstractmethod
+    def step_ended(self, step: Step) -> None:
+        """As that of an observer, all of which have been notified."""
+
+
+class Observers:
+    """Notifies observers. The first error of one is logged with its name, and it is called no more. Owned by the engine
+    thread."""
+
+    def __init__(self) -> None:
+        self._attached: list[Observer] = []
+
+    def attach(self, observer: Observer) -> None:
+        self._attached.append(observer)
+
+    def detach(self, observer: Observer) -> None:
+        self._attached = [one for one in self._attached if one is not observer]
+
+    def is_attached(self, observer: Observer) -> bool:
+        return any(one is observer for one in self._attached)
+
+    def step_launched(self, step: Step) -> None:
+        for observer in self._attached:
+            self.call(observer, observer.step_launched, step)
+
+    def step_ended(self, step: Step) -> None:
+        for observer in self._attached:
+            self.call(observer, observer.step_ended, step)
+
+    def steps_discarded(self, steps: Sequence[Step]) -> None:
+        for observer in self._attached:
+            self.call(observer, observer.steps_discarded, steps)
+
+    def step_delivered(self, step: Step) -> None:
+        for observer in self._attached:
+            self.call(observer, observer.step_delivered, step)
+
+    def call(self, observer: Observer, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """The result of a method of `observer`; None if it raises, or is detached."""
+        if not self.is_attached(observer):
+            return None
+        try:
+            return method(*args, **kwargs)
+        except Exception:  # of any kind: no token depends on it
+            log.exception("%s has failed and is detached; the engine goes on without it", type(observer).__name__)
+            self.detach(observer)
+        try:
+            observer.detached()
+        except Exception:  # as above
+            log.exception("%s has failed when it was detached", type(observer).__name__)
+        return None

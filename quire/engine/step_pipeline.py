@@ -6,20 +6,22 @@ from collections.abc import Callable
 from quire.core.blocker import Blocker
 from quire.core.plan import StepPlan, StepResult
 from quire.engine.executor import Executor, FailedLaunch
-from quire.engine.observer import Observer, Step
+from quire.engine.observer import Judge, Observers, Step
 
 
 class StepPipeline:
-    """Launches steps, times them, collects them in their order, and notifies observers. Owned by the engine thread."""
+    """Launches steps, times them, collects them in their order, notifies observers and asks judges. Owned by the engine
+    thread."""
 
     def __init__(self, executor: Executor, clock: Callable[[], float]) -> None:
         self.executor = executor
-        self.observers: list[Observer] = []
+        self.observers = Observers()
+        self.judges: list[Judge] = []
+        self.last_end_s = clock()  # of the last step
         self.has_failed = False  # a step could not be launched; the device state must not be used before a reset
         self.awaits_masks = False  # the newest step has not sampled yet
         self._clock = clock
         self._steps: deque[Step] = deque()  # oldest first
-        self._last_end_s = 0.0
         self._undelivered: Step | None = None  # the last step that was collected
 
     def __len__(self) -> int:
@@ -28,8 +30,7 @@ class StepPipeline:
     def launch(self, plan: StepPlan, planned_s: float, blocked_by: Blocker | None) -> None:
         step = Step(plan, planned_s, self._clock(), blocked_by, self.executor.num_late)
         self.awaits_masks = bool(plan.guided)
-        for observer in self.observers:
-            observer.step_launched(step)
+        self.observers.step_launched(step)
         try:
             step.pending = self.executor.submit(plan)
         except Exception as error:  # of any kind; the requests of this step must hear of it
@@ -62,11 +63,12 @@ class StepPipeline:
         except Exception as error:  # as above
             step.error = error
         step.ended_s = self._clock()
-        step.took_s = step.ended_s - max(step.launched_s, self._last_end_s)
+        step.took_s = step.ended_s - max(step.launched_s, self.last_end_s)
         step.waited_for_compiler = step.num_late != self.executor.num_late
-        self._last_end_s = step.ended_s
-        for observer in self.observers:
-            observer.step_ended(step)
+        self.last_end_s = step.ended_s
+        self.observers.step_ended(step)
+        for judge in self.judges:
+            judge.step_ended(step)
         return step, result
 
     def completed(self, step: Step) -> None:
@@ -79,8 +81,7 @@ class StepPipeline:
         if self._undelivered is not None:
             step, self._undelivered = self._undelivered, None
             step.delivered_s = self._clock()
-            for observer in self.observers:
-                observer.step_delivered(step)
+            self.observers.step_delivered(step)
 
     def discard(self) -> None:
         """Forget all steps: the device state is gone."""
@@ -88,5 +89,4 @@ class StepPipeline:
         self._steps.clear()
         self.awaits_masks = False
         self._undelivered = None
-        for observer in self.observers:
-            observer.steps_discarded(discarded)
+        self.observers.steps_discarded(discarded)

@@ -43,7 +43,7 @@ ENGINE_MUTANTS = (
     ),
     Mutant("the journal misses new requests", ISOLATION, "self._write_journal()", "pass", within="def step_launched"),
     Mutant("ended requests stay in the engine", ENGINE, "self._samples_left.pop(request_id, None)", "pass"),
-    Mutant("a step takes the time of the one before", PIPELINE, "max(step.launched_s, self._last_end_s)", "0.0"),
+    Mutant("a step takes the time of the one before", PIPELINE, "max(step.launched_s, self.last_end_s)", "0.0"),
     Mutant("prompts starve beside slow decodes", STEP_TIME, "max(self._least, int(tokens))", "int(tokens)"),
     Mutant("prompts beside decodes are never cut", STEP_TIME, "self._max_step_s, load), 2", "9e9, load), 2"),
     Mutant("prompts are cut without a prediction", STEP_TIME, "self._max_step_s, load), 2", "0.0, load), 2"),

@@ -45,7 +45,7 @@ def engine_of(group: Others, journal: Journal | None = None) -> Engine:
     executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, None, fail)
     engine = Engine(Scheduler(chosen, time.monotonic), executor)
     engine.group = group
-    engine.observe(GroupFaults(group))
+    engine.judge(GroupFaults(group))
     if journal is not None:
         engine.take_over(journal)
     return engine

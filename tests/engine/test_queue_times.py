@@ -13,7 +13,7 @@ from quire.engine.driver import Driver, Phase
 from quire.engine.engine import Engine
 from quire.engine.observer import Step
 from quire.engine.queue_times import QueueTimes
-from quire.ipc.messages import Abort, Account, AdapterTable, Failed, Progress, Started, Submit
+from quire.ipc.messages import Abort, Account, AdapterTable, BegunWith, Failed, Progress, Started, Submit
 from quire.request import Request, SamplingParams
 from tests.core.harness import limits
 from tests.fake_executor import FakeExecutor
@@ -26,7 +26,7 @@ class Turns:
         self.now = 100.0
         chosen: Limits = limits(**changes)
         executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, None, None)
-        engine = Engine(Scheduler(chosen, self.clock), executor, lookahead=0, clock=self.clock)
+        engine = Engine(Scheduler(chosen, self.clock), executor, lookahead=0, clock=self.clock, read_adapter=hash)
         self.driver = Driver(engine)
         self.driver._phase = Phase.RUNNING
         self.accounts: dict[int, Account] = {}
@@ -48,7 +48,7 @@ class Turns:
             elif isinstance(event, Progress):
                 assert all(update.request_id in self.queue_s for update in event.updates), "it comes before the tokens"
                 self.finished += [update.request_id for update in event.updates if update.finish is not None]
-            elif not isinstance(event, AdapterTable):
+            elif not isinstance(event, AdapterTable | BegunWith):
                 assert isinstance(event, Failed)
                 self.finished.append(event.request_id)
 
@@ -122,7 +122,7 @@ def test_the_waiting_rule_and_short_pages_are_told_apart():
 def test_a_request_that_waits_for_an_adapter_slot_hears_so():
     turns = Turns(max_loras=1)
     for name in ("a", "b"):
-        turns.driver._engine.adapters.add(name, f"/adapters/{name}", name)
+        turns.driver._engine.adapters.load(name, f"/adapters/{name}")
     first = turns.ask(1, [1, 2, 3], 5, adapter="a", timings=True)
     turns.turn()
     second = turns.ask(2, [4, 5, 6], 3, adapter="b", timings=True)

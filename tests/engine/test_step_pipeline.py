@@ -34,7 +34,7 @@ class Rig:
         self.executor = FakeExecutor(10, 4, 2, before_result=before_result)
         self.pipeline = StepPipeline(self.executor, lambda: self.now)
         self.seen = Remembering()
-        self.pipeline.observers.append(self.seen)
+        self.pipeline.observers.attach(self.seen)
 
     def launch(self, step: int) -> None:
         start = SlotStart(0, SamplingParams(temperature=0), 0, 0, (5,), (), 0, (), None)

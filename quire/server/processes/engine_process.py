@@ -180,7 +180,7 @@ class EngineProcess:
         for front_end in list(self._front_ends):
             front_end.greet()
 
-    def _waited_s(self, engine: Engine, meter: Meter) -> float:
+    def _waited_s(self, engine: Engine) -> float:
         """Time with work and without a finished step, also if no step is launched."""
         now = time.monotonic()
         is_gathering = self.driver is not None and self.driver.is_gathering
@@ -188,14 +188,14 @@ class EngineProcess:
         if now - self._looked_s > STOOD_STILL_S:  # so did the steps
             has_work = False
         self._looked_s = now
-        self._waiting_since_s = max(self._waiting_since_s, meter.last_end_s) if has_work else now
+        self._waiting_since_s = max(self._waiting_since_s, engine.last_end_s) if has_work else now
         return now - self._waiting_since_s
 
     def _send_stats(self) -> None:
         engine, meter = self.engine, self._meter
         if engine is None or meter is None:
             return
-        waited_s = self._waited_s(engine, meter)
+        waited_s = self._waited_s(engine)
         if self.link is not None:
             is_checking = engine.checking_s is not None
             step = meter.longest, meter.num_tokens, meter.is_compiling
