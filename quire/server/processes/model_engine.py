@@ -95,12 +95,16 @@ class ModelEngine:
         programs = built.executor.programs
         is_kept = programs.can_begin_at_once
         work = "loading" if is_kept else "compiling"
-        phase.begin(f"{work} programs")
+
+        def so_far() -> str:
+            num_made, num_needed = programs.num_made_of_needed
+            return f"{work} {num_made} of {num_needed} programs"
+
+        phase.begin(so_far())
         with (bar if self.show_progress and not is_kept else silent)("Compiling") as report:
             for share in built.warm_up():
                 report(round(share * 1000), 1000)
-                num_made, num_needed = programs.num_made_of_needed
-                phase.note(f"{work} {num_made} of {num_needed} programs")
+                phase.note(so_far())
                 if programs.can_run_anything:
                     report(1000, 1000)  # enough to begin; the rest is compiled behind the first requests
                     programs.begin_serving()
