@@ -7,7 +7,8 @@ what it needs and what it explains. `refusals.py` has the pairs that are refused
 - checks that every refused pair is refused, in those words, before anything is served, and that all others of settings
   are not (`test_refusals`);
 - draws sets that have every pair together, and larger ones by chance, and runs a crowd of requests through the real
-  engine and its driver on the fake executor (`test_fake_engines`).
+  engine and its driver on the fake executor (`test_fake_engines`);
+- does the same once with tiny models, whose answers are compared with those of a plain engine (`test_tiny_models`).
 
 Whatever is crossed, the assertions are the same (`crossing.py`): every request ends; tokens are those of the plain run;
 pages, slots, adapters, snapshots and pages of the host are back; nothing in the log is above INFO but what an entry

@@ -14,13 +14,12 @@ from quire.ipc.messages import Abort, AllResumed, LoadAdapter, Submit, SyncAdapt
 from quire.request import Request
 from tests.crossings.bench import Bench, Faults
 from tests.crossings.capability import Capability, EngineSetting, Incident, Layout, RequestField
-from tests.crossings.engine_setup import EngineSetup
+from tests.crossings.engine_setup import LAST_MOMENT, EngineSetup
 from tests.crossings.front_end import Answer, FrontEnd, Told
 from tests.crossings.refusals import are_exclusive
 from tests.crossings.request_draft import RequestDraft, plain_draft
 from tests.patience import WAIT_S
 
-LAST_MOMENT = 40  # turns after which nothing happens any more by itself
 MAX_TURNS = 4000
 MAX_IDLE_TURNS = 20  # with requests and without a step
 MAX_FAULTS = 2  # by chance: more could fail one request by itself so often that it is blamed
@@ -89,8 +88,8 @@ class Crossing:
 
     # What incidents do
 
-    def at_some_turn(self, action: Callable[[], None]) -> None:
-        self._at(self.chance.randrange(1, LAST_MOMENT), action)
+    def at_some_turn(self, action: Callable[[], None], first: int = 1) -> None:
+        self._at(self.chance.randrange(first, LAST_MOMENT), action)
 
     def _at(self, turn: int, action: Callable[[], None]) -> None:
         self._actions.setdefault(turn, []).append(action)
@@ -191,6 +190,7 @@ class Crossing:
                     action()
                 self._turn()
                 turn += 1
+            self._note_counters()
             self._check_answers()
             self._check_nothing_is_left()
         finally:
@@ -259,6 +259,20 @@ class Crossing:
 
     def _live(self) -> list[Request]:
         return [told.request for one in self.front_ends for told in one.told.values() if not told.has_ended]
+
+    def _note_counters(self) -> None:
+        """What happened in the engine, the last one if others ended before it."""
+        stats = self.engine.scheduler.stats()
+        self.happened += Counter(
+            {
+                "preempted": stats.preemptions,
+                "evicted": stats.evicted_pages,
+                "reused": stats.cached_tokens,
+                "restored": stats.restored_pages,
+                "guessed": stats.right_guesses,
+                "failed steps": self.engine.num_faults,
+            }
+        )
 
     # The assertions
 

@@ -61,6 +61,7 @@ def _guesses_by_draft(setup: EngineSetup) -> None:
 
 
 def _host_tier(setup: EngineSetup) -> None:
+    setup.has_few_pages = True  # or none would leave for the host
     setup.limits |= {
         "host_pages": HOST_PAGES,
         "max_page_saves": setup.chance.choice([16, 2]),
@@ -157,7 +158,7 @@ SETTINGS = [
         name="bounded queue",
         covers=("Config.max_queued", "Limits.max_queued"),
         config={"max_queued": 4},
-        switch_on=_one_of(max_queued=(4, 6)),
+        switch_on=_one_of(max_queued=(6, 12)),
         excuses=_is_overloaded,
     ),
     EngineSetting(

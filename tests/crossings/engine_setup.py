@@ -14,6 +14,7 @@ ADAPTERS = ("a", "b", "c")
 ADAPTER_SLOTS = 2  # fewer than there are adapters
 GUESSES = 3
 HOST_PAGES = 60
+LAST_MOMENT = 40  # turns of the driver after which nothing happens any more by itself
 
 
 @dataclass

@@ -6,6 +6,7 @@ from quire.core.plan import StepPlan
 from quire.ipc.messages import Failed
 from quire.request import Request
 from tests.crossings.capability import Incident
+from tests.crossings.engine_setup import LAST_MOMENT
 from tests.fake_executor import NAN, POISON
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def _leaves(crossing: "Crossing") -> None:
 
 def _drain(crossing: "Crossing") -> None:
     drain_s = crossing.chance.choice([0.0, GRACE_S, 1000.0])
-    crossing.at_some_turn(lambda: crossing.drain(drain_s))
+    crossing.at_some_turn(lambda: crossing.drain(drain_s), first=LAST_MOMENT // 2)
 
 
 def _ends(crossing: "Crossing") -> None:

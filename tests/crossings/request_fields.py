@@ -176,7 +176,7 @@ FIELDS = [
         covers=(
             "SamplingParams.temperature", "Request.seed",
             *_in("temperature", *OPENAI, "MessagesRequest", "Parameters"), "Parameters.do_sample",
-            *_in("seed", *OPENAI, "Parameters"),
+            *_in("seed", *OPENAI, "Parameters"), "ServerSettings.seed",
         ),
         switch_on=_sampling(temperature=(0.7, 1.0)),
     ),
@@ -251,13 +251,13 @@ FIELDS = [
     RequestField(
         name="deadline to start",
         covers=("Request.queue_timeout_s", "ServerSettings.queue_timeout_s"),
-        switch_on=_fields(queue_timeout_s=(0.01, 0.05, 100.0)),
+        switch_on=_fields(queue_timeout_s=(0.02, 0.1, 100.0, 100.0)),
         excuses=_is_late,
     ),
     RequestField(
         name="deadline",
         covers=("Request.timeout_s", "ServerSettings.request_timeout_s"),
-        switch_on=_fields(timeout_s=(0.02, 0.1, 100.0)),
+        switch_on=_fields(timeout_s=(0.05, 0.2, 100.0, 100.0)),
         excuses=_is_late,
     ),
 ]  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 from tests.crossings.covering import covering_sets, random_set, with_needs
 from tests.crossings.crossing import Crossing
 from tests.crossings.fake_bench import FakeBench
-from tests.crossings.runs import fake_benches, run_sets
+from tests.crossings.runs import run_sets
 from tests.crossings.table import ENTRIES
 
 IS_LONG = os.environ.get("QUIRE_HYPOTHESIS_PROFILE") == "long"
@@ -27,9 +27,12 @@ FAKE = [one for one in ENTRIES if one.in_fake]
 def test_every_pair_goes_together(number: int, tmp_path: Path) -> None:
     chance = Random(FIRST + number)
     sets = [(one, chance.randrange(2**32)) for one in covering_sets(FAKE, SIZE, chance)]
-    happened = run_sets(fake_benches(tmp_path), sets)
+    happened = run_sets(lambda: FakeBench(tmp_path), sets)
     assert happened["answered"] > 5 * len(sets), happened
-    for what in ("aborted", "deadline_exceeded", "overloaded", "engine_stopped", "generation", "engine ended"):
+    for what in (
+        "aborted", "deadline_exceeded", "overloaded", "engine_stopped", "generation", "engine ended", "preempted",
+        "evicted", "reused", "restored", "guessed", "failed steps",
+    ):  # fmt: skip
         assert happened[what], f"{what} never happened"
 
 
@@ -37,7 +40,7 @@ def test_every_pair_goes_together(number: int, tmp_path: Path) -> None:
 def test_many_capabilities_go_together(number: int, tmp_path: Path) -> None:
     chance = Random(FIRST + number)
     sets = [(random_set(FAKE, LARGE, chance), chance.randrange(2**32)) for _ in range(NUM_LARGE)]
-    run_sets(fake_benches(tmp_path), sets)
+    run_sets(lambda: FakeBench(tmp_path), sets)
 
 
 def test_the_same_set_with_the_same_seed_runs_alike(tmp_path: Path) -> None:
