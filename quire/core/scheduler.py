@@ -203,6 +203,27 @@ class Scheduler:
             self.start_over()
         return lines
 
+    @property
+    def shortage(self) -> str:
+        """The reason for which nothing is planned, in words."""
+        blocked_by = self.blocked_by
+        return "no limit holds it up" if blocked_by is None else f"it waits for {blocked_by.client_name}"
+
+    def describe(self, request_ids: Iterable[int]) -> list[str]:
+        """The state of the scheduler, and of each sequence of these requests, in a line each."""
+        running, queue = self._running, self._queue
+        pages = f"{running.pool.num_free} pages free, {running.cache.num_evictable} cached"
+        lines = [f"{len(running)} sequences run, {len(queue)} wait, {pages}, blocked by {self.blocked_by}"]
+        for request_id in request_ids:
+            for one in self._requests.sequences(request_id):
+                known = (
+                    f"{len(one.tokens)} tokens of {one.limit}, {one.num_computed} computed, {one.num_planned} planned"
+                )
+                lines.append(f"request {request_id}, sample {one.sample} is {one.state.name.lower()}: {known}")
+            if request_id not in self._requests:
+                lines.append(f"request {request_id} has no sequence")
+        return lines
+
     def check(self) -> None:
         """Assert every invariant."""
         check_running(self._running)

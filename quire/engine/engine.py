@@ -26,6 +26,9 @@ from quire.request import Request
 log = logging.getLogger(__name__)
 
 MAX_AUDIT_LINES = 20  # in the log
+# Plans in a row that may be empty while requests live and no step is under way. One may be: a sequence can give up its
+# slot while a step is planned.
+MAX_EMPTY_PLANS = 3
 
 
 class Engine:
@@ -72,6 +75,7 @@ class Engine:
         self._grammar_failures: list[Failure] = []  # not returned yet
         self._isolation = FaultIsolation(scheduler)
         self._last_fault: Exception | None = None
+        self._num_empty_plans = 0  # since the last step, while none was under way
 
     def observe(self, observer: Observer) -> None:
         self._steps.observers.attach(observer)
@@ -148,6 +152,9 @@ class Engine:
         self._note_ends((), failures)
         if self._isolation.focus is not None and self.error is None:
             failures += self._isolate()
+        if self._num_empty_plans >= MAX_EMPTY_PLANS:
+            self._num_empty_plans = 0
+            failures += self._end_standstill()
         return failures
 
     def launch(self) -> bool:
@@ -160,7 +167,9 @@ class Engine:
             self.scheduler.force(*forced)
         plan = self.scheduler.plan()
         if plan is None:
+            self._num_empty_plans += not steps
             return False
+        self._num_empty_plans = 0
         self._isolation.step_launched(plan)
         steps.launch(plan, planned_s, self.scheduler.blocked_by)
         return True
@@ -233,6 +242,25 @@ class Engine:
         self._grammar_failures += failures
         self._steps.sample(masks)
         return True
+
+    def _end_standstill(self) -> list[Failure]:
+        """End the requests that may run, of which none is planned. Nothing that they could wait for is left: their
+        adapters, grammars and pages from elsewhere were there before they came, and no step is under way."""
+        focus = self._isolation.focus
+        stuck = [one for one in self._samples_left if focus is None or one in focus]
+        if not stuck or self._steps or self.error is not None:
+            return []  # they have ended meanwhile
+        error = RequestFailed(f"no step is planned for this request, and none is under way: {self.scheduler.shortage}")
+        lines = self.scheduler.describe(stuck)
+        found = "; ".join(lines[:MAX_AUDIT_LINES])
+        log.error("no step is planned for %d requests, which are ended: %s", len(stuck), found)
+        self._last_fault = error
+        if PROBE.request_id in stuck:
+            return self._give_up("no step can be planned", error)
+        for request_id in stuck:
+            self.abort(request_id)
+        self.audit(thorough=True)  # what is lost may be why
+        return [Failure(request_id, error) for request_id in stuck]
 
     def audit(self, thorough: bool = False) -> None:
         """While idle: check that all pages are back. If they are not, log it and repair it."""
