@@ -5,6 +5,7 @@ import logging
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from itertools import zip_longest
@@ -372,6 +373,20 @@ def test_thinking_in_a_chat_is_told_from_its_answer(tmp_path: Path, tmp_path_fac
         llm.close()
 
 
+def test_threads_share_a_model(llm: LLM) -> None:
+    prompts = [[f"thread {thread} says {number}" for number in range(3)] for thread in range(3)]
+
+    def ask(part: list[str]) -> list[list[int]]:
+        found = llm.generate(part, FREE, max_tokens=12, seed=3, ignore_end=True)
+        return [answer.token_ids for answer in found]
+
+    alone = [ask(part) for part in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        assert list(pool.map(ask, prompts)) == alone
+    assert len({tuple(tokens) for part in alone for tokens in part}) == 9
+    assert llm.engine.is_idle
+
+
 def test_a_model_that_is_closed_says_so(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     model = write_tiny_chat_model(tmp_path)
     llm = LLM(model, progress=False, cache_dir=program_folder(tmp_path_factory), compile_ahead=False, **SIZES)
@@ -385,7 +400,7 @@ def test_a_model_that_is_closed_says_so(tmp_path: Path, tmp_path_factory: pytest
         except RuntimeError as error:
             in_use.append(error)
 
-    with llm._stepper.reserved():
+    with llm._stepper.call():
         thread = threading.Thread(target=close_elsewhere)
         thread.start()
         thread.join()

@@ -2,8 +2,10 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import pytest
@@ -83,10 +85,17 @@ class Model:
         self.items = items
         return iter(Run(self.stepper, items, lambda index, error: self.errors.append(error)))
 
+    def begin(self, requests: list[Request]) -> tuple[Iterator[Delta], list[BatchItem]]:
+        stream = self.stream(requests)
+        return stream, self.items
+
+    def answers(self, begun: tuple[Iterator[Delta], list[BatchItem]]) -> list[Completion]:
+        stream, items = begun
+        list(stream)
+        return [answer.completion for item in items for answer in item.answers]
+
     def generate(self, requests: list[Request]) -> list[Completion]:
-        with self.stepper.reserved():
-            list(self.stream(requests))
-        return [answer.completion for item in self.items for answer in item.answers]
+        return self.answers(self.begin(requests))
 
     def check(self) -> None:
         """The next answers are right, and then nothing is left."""
@@ -190,53 +199,93 @@ def test_a_stream_that_is_collected_in_the_middle_of_a_step_is_ended_after_it() 
     model.check()
 
 
-def test_a_second_thread_is_refused_while_one_generates() -> None:
+def in_threads(*work: Callable[[], None]) -> None:
+    """Run all of it at the same time. Raises what one of them raises."""
+    with ThreadPoolExecutor(len(work)) as pool:
+        for future in [pool.submit(one) for one in work]:
+            future.result(WAIT_S)
+
+
+def test_threads_get_their_own_answers_from_steps_that_they_share() -> None:
     model = Model()
+    asked = [model.requests(number) for number in (3, 1, 2, 4)]
+    found: dict[int, list[list[int]]] = {}
+    together = threading.Barrier(len(asked))
+
+    def ask(thread: int) -> None:
+        together.wait(WAIT_S)
+        found[thread] = [one.token_ids for one in model.answers(model.begin(asked[thread]))]
+
+    in_threads(*(partial(ask, thread) for thread in range(len(asked))))
+    assert [found[thread] for thread in range(4)] == [[expected_tokens(one) for one in part] for part in asked]
     model.check()
-    is_inside, may_go_on = threading.Event(), threading.Event()
-    requests = model.requests(2)
+
+
+def test_prompts_of_two_threads_are_in_one_step() -> None:
+    model = Model()
+    first, second = model.begin(model.requests(1, max_tokens=30)), model.begin(model.requests(1, max_tokens=30))
+    next(first[0])
+    thread = threading.Thread(target=lambda: next(second[0]))
+    thread.start()
+    thread.join(WAIT_S)
+    assert model.engine.scheduler.num_running == 2
+    in_threads(lambda: list(first[0]) and None, lambda: list(second[0]) and None)
+    model.check()
+
+
+@pytest.mark.parametrize("moment", range(24))
+def test_an_interrupt_in_the_main_thread_leaves_the_answers_of_others_alone(moment: int) -> None:
+    """Whatever the main thread does at that time."""
+    model = Model(max_burst=1)
+    theirs, ours = model.requests(2, max_tokens=25), model.requests(2, max_tokens=25)
+    other = model.begin(theirs)
+    began, is_interrupted = threading.Event(), threading.Event()
     found: list[list[int]] = []
 
-    def wait() -> None:
-        is_inside.set()
-        assert may_go_on.wait(WAIT_S)
+    def ask() -> None:
+        next(other[0])
+        began.set()
+        assert is_interrupted.wait(WAIT_S)
+        found.extend(one.token_ids for one in model.answers(other))
 
-    model.executor.before_result = wait
-    thread = threading.Thread(target=lambda: found.extend(one.token_ids for one in model.generate(requests)))
+    thread = threading.Thread(target=ask)
     thread.start()
-    assert is_inside.wait(WAIT_S)
-    with pytest.raises(RuntimeError, match="another thread is using this LLM"):
-        model.generate(model.requests(1))
-    may_go_on.set()
+    assert began.wait(WAIT_S)
+    mine = model.begin(ours)
+    with interrupted(moment * 3), suppress(KeyboardInterrupt):
+        model.answers(mine)
+    mine[0].close()  # type: ignore[attr-defined]
+    is_interrupted.set()
     thread.join(WAIT_S)
-    assert found == [expected_tokens(one) for one in requests]
-    model.check()  # from this thread, now that the other has ended
+    assert not thread.is_alive()
+    assert [len(tokens) for tokens in found] == [25, 25]
+    assert found == [expected_tokens(one) for one in theirs]
+    assert not model.errors
+    model.check()
 
 
-@pytest.mark.parametrize("lines", range(12))
-def test_a_thread_that_is_refused_is_not_in_the_way_of_the_other(lines: int) -> None:
-    """Whichever line it has come to when the other takes its next step."""
+@pytest.mark.parametrize("lines", range(0, 60, 4))
+def test_a_thread_that_stops_anywhere_before_its_turn_is_not_in_the_way_of_the_other(lines: int) -> None:
     model = Model()
-    requests = model.requests(1, max_tokens=20)
+    (asked,) = requests = model.requests(1, max_tokens=20)
     stream = model.stream(requests)
     tokens = list(next(stream).token_ids)
     is_there, may_go_on = threading.Event(), threading.Event()
+    others = model.begin(model.requests(1))
 
     def ask() -> None:
-        with paused(lines, is_there, may_go_on), suppress(RuntimeError):
-            model.stepper.step()
+        with paused(lines, is_there, may_go_on):
+            model.answers(others)
         is_there.set()
 
     thread = threading.Thread(target=ask)
-    with model.stepper.reserved():
-        thread.start()
-        try:
-            assert is_there.wait(WAIT_S)
-            tokens += [token for delta in stream for token in delta.token_ids]
-        finally:
-            may_go_on.set()
-            thread.join(WAIT_S)
-    assert tokens == expected_tokens(requests[0])
+    thread.start()
+    assert is_there.wait(WAIT_S)
+    threading.Timer(0.3, may_go_on.set).start()  # it may have the turn: then the other waits for it
+    tokens += [token for delta in stream for token in delta.token_ids]
+    thread.join(WAIT_S)
+    assert tokens == expected_tokens(asked)
+    model.check()
 
 
 def test_a_stream_may_go_on_in_another_thread() -> None:

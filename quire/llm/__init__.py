@@ -1,4 +1,4 @@
-"""Generation without a server: the same engine, in this process and without threads."""
+"""Generation without a server: the same engine, in this process and without a thread of its own."""
 
 from quire.llm.completion import Completion, Delta
 from quire.llm.llm import LLM

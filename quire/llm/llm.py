@@ -35,12 +35,13 @@ log = logging.getLogger(__name__)
 
 
 class LLM:
-    """A model in this process, for one thread at a time.
+    """A model in this process, for any number of threads: their prompts run together.
 
     `LLM("default").generate("The sky is", max_tokens=8)` gives one `Completion` for each prompt and sample. Settings
     are the fields of `quire.Config`, which can be given in place of the name.
 
-    An interrupt (Ctrl-C) ends every answer under way and empties the prefix cache; the object can be used again.
+    An interrupt (Ctrl-C) ends the answers under way of the main thread and, where other threads have none, empties the
+    prefix cache; the object can be used again.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class LLM:
         items = self._items(batch, sampling, max_tokens, stop, stop_ids, n, seed, grammar, adapter, fields)
         show = self._share_bar if progress is None else (share_bar if progress else silent)
         done, total = 0, n * len(items)
-        with self._stepper.reserved():
+        with self._stepper.call():
             self._prepare(items)
             with show("Generating") as report, closing(iter(Run(self._stepper, items, _log_failure))) as deltas:
                 for delta in deltas:
@@ -181,15 +182,13 @@ class LLM:
 
     def close(self) -> None:
         """End the threads and free the pages of the cache. The object, and iterators of it that are open, cannot be
-        used afterwards; raises while another thread uses it."""
-        with self._stepper.reserved("close"):
-            self._stepper.end()
-            self._grammar_checking.close()
-            self._built.executor.close()
+        used afterwards; raises while another thread generates."""
+        self._stepper.end()
+        self._grammar_checking.close()
+        self._built.executor.close()
 
     def _stream(self, items: list[BatchItem]) -> Iterator[Delta]:
-        with self._stepper.reserved():
-            self._prepare(items)
+        self._prepare(items)
         failures: list[QuireError] = []
         yield from Run(self._stepper, items, lambda index, error: failures.append(error))
         if failures:
@@ -198,9 +197,12 @@ class LLM:
     def _prepare(self, items: list[BatchItem]) -> None:
         """Compile the programs of a single first prompt in parallel; later programs are compiled on use."""
         self._stepper.refuse_if_ended()
-        first, self._is_fresh = self._is_fresh, False
-        if first and not self.deployment.config.compile_ahead and len(items) == 1 and items[0].request is not None:
-            self._compile(self._built.executor.prepare(len(items[0].request.prompt)))
+        if not self._is_fresh:
+            return
+        with self._stepper.turn():
+            first, self._is_fresh = self._is_fresh, False
+            if first and not self.deployment.config.compile_ahead and len(items) == 1 and items[0].request is not None:
+                self._compile(self._built.executor.prepare(len(items[0].request.prompt)))
 
     def _compile(self, shares: Iterator[float]) -> None:
         if next(shares, None) is not None:

@@ -44,6 +44,10 @@ class Run:
         deltas = None if self._deltas is None else self._deltas()
         return deltas is None or getgeneratorstate(deltas) == GEN_CLOSED
 
+    @property
+    def has_messages(self) -> bool:
+        return bool(self._inbox)
+
     def receive(self, message: Update | Failure) -> None:
         self._inbox.append(message)
 
@@ -56,7 +60,7 @@ class Run:
                     if delta is not None:
                         yield delta
                 if self._index:
-                    self._stepper.step()
+                    self._stepper.step(self)
         finally:
             self._stepper.close(self)
 
