@@ -75,7 +75,7 @@ class Engine:
         self._grammar_failures: list[Failure] = []  # not returned yet
         self._isolation = FaultIsolation(scheduler)
         self._last_fault: Exception | None = None
-        self._num_empty_plans = 0  # since the last step, while none was under way
+        self._num_empty_plans = 0  # in a row, while requests live and no step is under way
 
     def observe(self, observer: Observer) -> None:
         self._steps.observers.attach(observer)
@@ -167,7 +167,7 @@ class Engine:
             self.scheduler.force(*forced)
         plan = self.scheduler.plan()
         if plan is None:
-            self._num_empty_plans += not steps
+            self._num_empty_plans = 0 if steps or not self._samples_left else self._num_empty_plans + 1
             return False
         self._num_empty_plans = 0
         self._isolation.step_launched(plan)

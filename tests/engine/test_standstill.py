@@ -76,6 +76,15 @@ def test_a_request_that_the_scheduler_has_lost_fails():
     assert engine.is_idle
 
 
+def test_empty_plans_of_an_idle_engine_end_nothing():
+    engine = stopping_engine()
+    for _ in range(2 * MAX_EMPTY_PLANS):
+        assert not engine.launch()
+    engine.add(request(1, max_tokens=3))
+    while not engine.is_idle:
+        assert not engine.step().failures
+
+
 def test_one_empty_plan_ends_nothing():
     engine = stopping_engine()
     engine.add(request(1, prompt=(STUCK,)))
