@@ -1,8 +1,10 @@
 """Capabilities to bear what happens while requests run."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quire.core.plan import StepPlan
+from quire.engine.observer import Observer, Step
 from quire.ipc.messages import Failed
 from quire.request import Request
 from tests.crossings.capability import Incident
@@ -107,6 +109,34 @@ def _is_idle_meanwhile(crossing: "Crossing") -> None:
         crossing.at_some_turn(crossing.pause)
 
 
+class Raising(Observer):
+    """Raises in one of its methods."""
+
+    def __init__(self, method: str) -> None:
+        self._method = method
+
+    def _raise_in(self, method: str) -> None:
+        if method == self._method:
+            raise KeyError(method)
+
+    def step_launched(self, step: Step) -> None:
+        self._raise_in("step_launched")
+
+    def step_ended(self, step: Step) -> None:
+        self._raise_in("step_ended")
+
+    def steps_discarded(self, steps: Sequence[Step]) -> None:
+        self._raise_in("steps_discarded")
+
+    def step_delivered(self, step: Step) -> None:
+        self._raise_in("step_delivered")
+
+
+def _observer_raises(crossing: "Crossing") -> None:
+    method = crossing.chance.choice(["step_launched", "step_ended", "steps_discarded", "step_delivered"])
+    crossing.at_some_turn(lambda: crossing.engine.observe(Raising(method)))
+
+
 def _adapter_changes(crossing: "Crossing") -> None:
     crossing.at_some_turn(crossing.replace_adapter)
 
@@ -152,6 +182,7 @@ INCIDENTS = [
         explains=(r"request \d+ is ended: the logits of this row are not numbers",),
     ),
     Incident(name="requests are aborted", switch_on=_aborts),
+    Incident(name="an observer raises", switch_on=_observer_raises, explains=("Raising has failed and is detached",)),
     Incident(
         name="a front end leaves",
         switch_on=_leaves,
