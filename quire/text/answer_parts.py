@@ -40,7 +40,11 @@ PLAIN = AnswerForm()
 
 
 class AnswerParser:
-    """Cuts one sample into pieces. The joined pieces do not depend on how the text is split."""
+    """Cuts one sample into pieces.
+
+    It takes any text: nothing is raised, the joined pieces do not depend on how the text is split, and the work is
+    linear in the text. A push costs as much as its own text, and as what was held back and comes out with it.
+    """
 
     def __init__(self, form: AnswerForm) -> None:
         thinking = form.thinking

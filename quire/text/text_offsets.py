@@ -28,7 +28,7 @@ class TextOffsets:
     @property
     def end(self) -> int:
         """The length of the text, if no token follows."""
-        return self._length + len(self._detokenizer.held_text)
+        return self._length + (len(self._detokenizer.held_text) if self._run is None else self._run.length)
 
     def push(self, token: int) -> int:
         """The offset of the next token."""
@@ -56,6 +56,11 @@ class _Run:
         self._num_bytes = 0
         self._is_broken = False
         self.num_characters = 0  # that are complete
+
+    @property
+    def length(self) -> int:
+        """Its characters if it ends here: one that is not complete breaks all of it."""
+        return self._num_bytes if self._decoder.getstate()[0] else self.num_characters
 
     def push(self, byte: bytes) -> int:
         """The characters before the one that `byte` is a part of."""

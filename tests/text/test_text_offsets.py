@@ -101,3 +101,14 @@ def test_offsets_are_those_of_the_text_as_it_was_given_where_the_vocabulary_chan
     assert found[0] == 0
     assert text[found[-1] :] in (" the", "the", "he", "e")
     assert all(before <= after for before, after in pairwise([*found, len(text)]))
+
+
+@given(data=st.data(), kind=kinds, skip=st.booleans())
+def test_the_end_is_known_after_every_token(data: st.DataObject, kind: str, skip: bool) -> None:
+    tokenizer = KINDS[kind]()
+    offsets = TextOffsets(tokenizer, skip_special_tokens=skip)
+    tokens = data.draw(token_streams(tokenizer))
+    for count, token in enumerate(tokens, 1):
+        offsets.push(token)
+        whole = Detokenizer(tokenizer, skip_special_tokens=skip, continues=True)
+        assert offsets.end == len(whole.push(tokens[:count]) + whole.flush())
