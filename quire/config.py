@@ -31,6 +31,12 @@ class Config:
         "Where files from the hub are kept, as HF_HUB_CACHE says elsewhere. Default: hub in --cache-dir if that is "
         "given, else what HF_HUB_CACHE or HF_HOME say.",
     )
+    tokenizer: str | None = setting(
+        None,
+        MODEL,
+        "Tokenizer and chat template to use instead of the model's: a folder, a tokenizer.json, a .gguf file, or "
+        "org/name on the hub. It must not have more tokens than the model.",
+    )
     chat_template: str | None = setting(
         None, MODEL, "A chat template to use instead of the model's: a file, or the text itself."
     )
@@ -179,4 +185,4 @@ class Config:
     @property
     def place_of_model(self) -> dict[str, Any]:
         """The arguments of `quire.files.model_files.locate`."""
-        return {"model": self.model, "revision": self.revision, **self.hub_access}
+        return {"model": self.model, "revision": self.revision, "tokenizer": self.tokenizer, **self.hub_access}

@@ -25,6 +25,9 @@ OTHER_NAMES = {("fp8", "fbgemm_fp8"), ("modelopt_fp4", "modelopt"), ("intel/auto
 
 MAX_RESERVED = 0.94  # of a GPU's memory, that JAX takes at most: programs and the driver have the rest
 
+# A reason of float32 on CPUs, also in groups, which have a device for each member.
+SEVERAL_DEVICES = "the int8 kernels of CPUs are for one device, and the model is cut across several"
+
 # Platforms as JAX names them.
 _DTYPE_BY_PLATFORM = {
     "cpu": ("float32", "CPUs without bfloat16 units would convert at every step"),
@@ -71,8 +74,8 @@ def resolve_quantize(platform: str, config: Config, fast_int8: bool, quantizatio
     if platform != "cpu" or not fast_int8:
         return Choice("quantize", "none", "as exact as the weights are")
     if config.dtype is not None or config.tensor_parallel > 1:
-        asked_for = "dtype" if config.dtype is not None else "tensor_parallel"
-        return Choice("quantize", "none", f"{asked_for} is asked for; without it int8, which is faster on this CPU")
+        reason = "dtype is asked for" if config.dtype is not None else SEVERAL_DEVICES
+        return Choice("quantize", "none", f"{reason}; without it int8, which is faster on this CPU")
     return Choice("quantize", "int8", "faster on this CPU, and as close to float32 as Q8_0 files; none: float32")
 
 

@@ -251,6 +251,16 @@ def test_doctor_says_what_fits_and_why(quire: Quire, folder: Path) -> None:
     assert "largest step" in refused.err
 
 
+def test_doctor_says_that_a_group_computes_in_float32_on_cpus(quire: Quire, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("a secret of the group")
+    group = ["--group-size=2", "--group-address=127.0.0.1:7000", f"--group-secret-file={tmp_path / 'secret'}"]
+    (tmp_path / "secret").chmod(0o600)
+    found = json.loads(quire("doctor", *sizes(folder), *group, "--json").out)
+    assert found["choices"]["quantize"]["value"] == "none"
+    assert found["choices"]["quantize"]["reason"].startswith("a group: the int8 kernels of CPUs are for one device")
+    assert found["model"]["weights"].endswith("in float32")
+
+
 @pytest.mark.parametrize("quantize", ["none", "int8"])
 def test_doctor_says_what_experts_have(quire: Quire, tmp_path: Path, quantize: str) -> None:
     config = tmp_path / "config.json"

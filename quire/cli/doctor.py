@@ -2,12 +2,14 @@
 
 import os
 import platform
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
 from quire import __version__, machine
 from quire.cache_folder import cache_folder
+from quire.choice import Choice
 from quire.cli.console import log_to_stderr
 from quire.cli.settings import with_settings
 from quire.config import Config
@@ -15,7 +17,7 @@ from quire.group.settings import GroupSettings
 from quire.host_cache_settings import with_host_cache
 from quire.page_folder.settings import FolderSettings
 from quire.peers.settings import PeerSettings
-from quire.resolve import as_size
+from quire.resolve import SEVERAL_DEVICES, as_size
 
 
 @with_settings
@@ -41,7 +43,7 @@ def doctor(
 
     if peers.role is not None or folder.cache_folder is not None:
         config = with_host_cache(config)
-    deployment = plan_deployment(config, silent if json else progress_bar, is_served=True)
+    deployment = plan_deployment(_as_in_group(config, group), silent if json else progress_bar, is_served=True)
     facts, limits, resolved = deployment.facts, deployment.limits, deployment.resolved
     page_bytes = deployment.page_bytes
     weight_type = resolved.dtype if resolved.quantize == "none" else f"{resolved.quantize} and {resolved.dtype}"
@@ -72,15 +74,19 @@ def doctor(
         "kept packed weights": _kept_weights(config),
         **_native_library(facts.platform),
     }
+    choices = deployment.choices
+    if deployment.config.quantize != config.quantize:
+        of_group = Choice("quantize", "none", f"a group: {SEVERAL_DEVICES}; one process computes in int8 where it can")
+        choices = tuple(of_group if choice.name == of_group.name else choice for choice in choices)
     if json:
         import json as json_format
 
-        choices = {choice.name: {"value": choice.value, "reason": choice.reason} for choice in deployment.choices}
-        print(json_format.dumps({"machine": machine, "model": model, "fit": fit, "choices": choices}, indent=2))
+        shown = {choice.name: {"value": choice.value, "reason": choice.reason} for choice in choices}
+        print(json_format.dumps({"machine": machine, "model": model, "fit": fit, "choices": shown}, indent=2))
         return
     _print("The model", model)
     _print("What fits", fit)
-    _print("Choices", {choice.name: f"{choice.value} ({choice.reason})" for choice in deployment.choices})
+    _print("Choices", {choice.name: f"{choice.value} ({choice.reason})" for choice in choices})
 
 
 def _folder(deployment: Any, settings: FolderSettings) -> dict[str, str]:
@@ -137,6 +143,16 @@ def unused_gpus(platform: str, gpus: tuple[str, ...]) -> dict[str, Any]:
     if platform == "gpu" or not gpus:
         return {}
     return {"unused GPUs": f"{len(gpus)} NVIDIA; JAX cannot use them: pip install 'quire[cuda]', or make serve-gpu"}
+
+
+def _as_in_group(config: Config, group: GroupSettings) -> Config:
+    """With weights as the leader of a group has them, which has several devices where there is one to be looked at."""
+    import jax
+
+    is_chosen = config.quantize in (None, "auto") and config.dtype is None
+    if group.is_group and is_chosen and jax.default_backend() == "cpu":
+        return replace(config, quantize="none")
+    return config
 
 
 def _group(group: GroupSettings) -> dict[str, Any]:

@@ -37,7 +37,6 @@ INSTEAD = {
     "--enforce-eager": COMPILED,
     "--compilation-config": COMPILED,
     "-O": COMPILED,
-    "--tokenizer": "not there: a model brings its own",
     "--load-format": "not needed: the form of the weights is recognised",
     "--download-dir": "--cache-dir",
     "--hf-token": "--token",

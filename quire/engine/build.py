@@ -97,6 +97,7 @@ def plan_deployment(
     source = open_checkpoint(files)
     files = with_stored_head(files, source)
     model = build_model(files.config)
+    _refuse_more_tokens(config, files, model)
     if source is not None:  # before memory is taken for what the config says
         stored_names(model, source)
     reserve_device_memory(config.host_cache_gib, config.memory_fraction)
@@ -141,6 +142,18 @@ def plan_deployment(
         draft=draft,
     )
     return with_pages(deployment, estimated_step_bytes(deployment))
+
+
+def _refuse_more_tokens(config: Config, files: ModelFiles, model: Decoder) -> None:
+    """Raise where the tokenizer that is named has tokens that the model does not know."""
+    if config.tokenizer is None or files.tokenizer is None:
+        return
+    count = load_tokenizer(files.tokenizer).vocab_size
+    if count > model.vocab_size:
+        raise InvalidSetting(
+            f"tokenizer {config.tokenizer} has {count} tokens, {files.name} has {model.vocab_size}: it is of another "
+            "model"
+        )
 
 
 def _facts(

@@ -60,6 +60,11 @@ def lead(leader: Leader, settings: GroupSettings) -> Meet:
             )
         each = ", ".join(str(devices.num_devices) for devices in (own, *leader.devices()))
         log.info("the model is cut across %d devices of %d members (%s)", count, settings.group_size, each)
+        if jax.default_backend() == "cpu" and config.quantize in (None, "auto") and config.dtype is None:
+            log.info(
+                "on CPUs a group computes in float32: its steps are several times as slow as those of one process in "
+                "int8, and its tokens differ from them"
+            )
         return replace(config, tensor_parallel=count)
 
     return meet

@@ -11,11 +11,7 @@ from typing import Any, NamedTuple
 from quire.errors import ModelUnavailable
 from quire.files.gguf_choice import choose_gguf
 
-# The files that Quire reads, and no more: repositories also hold the weights in other formats.
-_WANTED = [
-    "config.json",
-    "generation_config.json",
-    "hf_quant_config.json",
+_OF_TOKENIZER = [
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
@@ -26,6 +22,13 @@ _WANTED = [
     "chat_template.*",
     "chat_templates/*",
     "additional_chat_templates/*",
+]
+# The files that Quire reads, and no more: repositories also hold the weights in other formats.
+_WANTED = [
+    "config.json",
+    "generation_config.json",
+    "hf_quant_config.json",
+    *_OF_TOKENIZER,
     "*.safetensors",
     "model.safetensors.index.json",
 ]
@@ -114,6 +117,23 @@ def fetch_adapter(
         where: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
         names = ["adapter_config.json", "adapter_model.safetensors"]
         return Path(snapshot_download(repository, **where, local_files_only=offline, allow_patterns=names))
+
+
+def fetch_tokenizer(
+    repository: str,
+    *,
+    revision: str | None,
+    token: str | None,
+    offline: bool,
+    cache_dir: Path | None,
+    endpoint: str | None = None,
+) -> Path:
+    """A folder with the tokenizer and chat templates of a repository, or ModelUnavailable with what to do about it."""
+    from huggingface_hub import snapshot_download
+
+    with _errors_with_remedies(repository, revision, offline):
+        where: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir, "endpoint": endpoint}
+        return Path(snapshot_download(repository, **where, local_files_only=offline, allow_patterns=_OF_TOKENIZER))
 
 
 def _wanted(repository: str, revision: str | None) -> str:

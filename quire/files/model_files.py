@@ -1,7 +1,7 @@
 """A model's files: found, fetched where needed, and their small parts read."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,13 +17,13 @@ from quire.files.generation_defaults import (
 from quire.files.gguf_source import GGUFSource
 from quire.files.hub import fetch_repository, parse_repository
 from quire.files.json_file import read_json, read_json_if_present
+from quire.files.named_tokenizer import has_tokenizer, locate_tokenizer
 from quire.files.packaged_model import DEFAULT_MODEL
 from quire.files.progress import Progress, progress_bar, silent
 from quire.files.safetensors_source import SafetensorsSource, weight_files
 from quire.files.shapes import SHAPES
 
 _RANDOM_PREFIX = "random:"
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,21 @@ def locate(
     hub_cache: Path | None = None,
     endpoint: str | None = None,
     progress: Progress = silent,
+    tokenizer: str | None = None,
 ) -> ModelFiles:
-    """The files of `model`, which is one of
+    """The files of `model`, with another `tokenizer` if it is named. A model is one of
 
     - `default` or its name: the packaged model;
     - `random:` and a config.json, a folder that has one, or a name from `shapes.py`;
     - a folder or a .gguf file;
     - `org/name[@revision]`: a repository of the hub; `org/name:TYPE` and `org/name/FILE.gguf` take one GGUF file of it.
     """
+    if tokenizer is not None:
+        hub: dict[str, Any] = {
+            "token": token, "offline": offline, "cache_dir": cache_dir, "hub_cache": hub_cache, "endpoint": endpoint,
+        }  # fmt: skip
+        named = locate_tokenizer(tokenizer, **hub)
+        return replace(locate(model, revision=revision, **hub, progress=progress), tokenizer=named)
     if model in ("default", DEFAULT_MODEL.name):
         _refuse_revision(model, revision)
         cache = cache_folder(cache_dir)
@@ -198,4 +205,4 @@ def _with_quantization(config: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _tokenizer(folder: Path) -> Path | None:
-    return folder if any((folder / name).is_file() for name in _TOKENIZER_FILES) else None
+    return folder if has_tokenizer(folder) else None

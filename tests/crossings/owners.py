@@ -45,7 +45,7 @@ _FILES = "says where files are"
 
 # By setting or field, the reason why it changes nothing that others do.
 CROSSES_NOTHING: dict[str, str] = {
-    **_in("Config", _FILES, "model", "revision", "token", "offline", "cache_dir", "hub_cache"),
+    **_in("Config", _FILES, "model", "revision", "tokenizer", "token", "offline", "cache_dir", "hub_cache"),
     "Config.dtype": "all dtypes run the same programs and schedules; tests/models compares their numbers",
     "Config.random_seed": "weights are weights",
     "Config.tensor_parallel": "tests/executor/tensor_parallel.py crosses it, in a process that has several devices",
