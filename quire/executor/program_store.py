@@ -35,6 +35,7 @@ UNFINISHED_S = 3600.0  # after which no process still writes a file
 MAX_CLAIM_S = 120.0  # that one process waits for another to compile a program; one that stands still has no end
 CLAIM_POLL_S = 0.05
 MAX_PROGRAM_BYTES = 2 << 30
+DIGEST_BYTES = 32  # of SHA-256, before a program
 
 
 class ProgramStore:
@@ -51,6 +52,7 @@ class ProgramStore:
         self.place = folder, identity
         self._folder = folder / digest
         self._waits = True  # for programs that other processes make
+        self._has_failed = False  # to keep one, which is said once
 
     @property
     def digest(self) -> str:
@@ -88,16 +90,20 @@ class ProgramStore:
         except OSError as error:  # there is none, or it is another user's; a failure to keep the next one is told
             log.debug("%s cannot be read: %s", path, error)
             return None
+        digest, program = stored[:DIGEST_BYTES], memoryview(stored)[DIGEST_BYTES:]
+        if hashlib.sha256(program).digest() != digest:  # one that is damaged could end the process, or compute nonsense
+            log.warning("%s is damaged and is made again", path)
+            return None
         if mosaic.IN_PROGRAMS in stored:
             mosaic.load_library()
         try:
             try:
-                return deserialize_and_load(*pickle.loads(stored))
+                return deserialize_and_load(*pickle.loads(program))
             except jax.errors.JaxRuntimeError as error:
                 if not need_operation(str(error)) and not (jax.default_backend() == "gpu" and mosaic.load_library()):
                     raise
-                return deserialize_and_load(*pickle.loads(stored))
-        except Exception as error:  # whatever a damaged file leads to; compiling makes a good one
+                return deserialize_and_load(*pickle.loads(program))
+        except Exception as error:  # of a program that another machine made, or another compiler
             log.warning("%s cannot be loaded and is made again: %r", path, error)
             return None
 
@@ -115,11 +121,13 @@ class ProgramStore:
         unfinished = path.with_suffix(f".{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished.write_bytes(pickle.dumps(serialize(program)))
+            data = pickle.dumps(serialize(program))
+            unfinished.write_bytes(hashlib.sha256(data).digest() + data)
             unfinished.replace(path)  # atomic, so that no process reads an incomplete file
         except OSError as error:
-            log.warning("%s cannot be kept for the next start: %s", path, error)
-            self._waits = False
+            if not self._has_failed:
+                log.warning("%s cannot be kept for the next start, nor may others: %s", path, error)
+            self._has_failed, self._waits = True, False
             with contextlib.suppress(OSError):
                 unfinished.unlink(missing_ok=True)  # on a full disk it would take what is left
 
@@ -176,7 +184,7 @@ class ProgramStore:
             os.utime(self._folder)
             self._delete_unfinished()
             ours = [path for path in self._folder.parent.iterdir() if NAME.fullmatch(path.name) and path.is_dir()]
-            last_first = sorted(ours, key=lambda folder: folder.stat().st_mtime, reverse=True)
+            last_first = sorted(ours, key=lambda folder: (folder == self._folder, _used_s(folder)), reverse=True)
         except OSError as error:
             log.warning("%s cannot be tidied up: %s", self._folder.parent, error)
             return
@@ -189,11 +197,17 @@ class ProgramStore:
         for path in self._folder.iterdir():
             is_unfinished = path.suffix == ".claim" or path.suffix[1:].isdecimal()
             with contextlib.suppress(FileNotFoundError):
-                if is_unfinished and time.time() - path.stat().st_mtime > UNFINISHED_S:
+                if is_unfinished and abs(time.time() - path.stat().st_mtime) > UNFINISHED_S:
                     path.unlink()
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.program"
+
+
+def _used_s(path: Path) -> float:
+    """When it was used last. One from the future was used when a clock was wrong, which is long ago."""
+    used_s = path.stat().st_mtime
+    return used_s if used_s <= time.time() else 0.0
 
 
 def _lock(file: int) -> bool:

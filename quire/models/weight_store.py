@@ -101,7 +101,7 @@ class WeightStore:
         for path in self._path.parent.iterdir():
             if NAME.fullmatch(path.name):
                 kept.append(path)
-            elif path.suffix[1:].isdecimal() and time.time() - path.stat().st_mtime > UNFINISHED_S:
+            elif path.suffix[1:].isdecimal() and abs(time.time() - path.stat().st_mtime) > UNFINISHED_S:
                 path.unlink(missing_ok=True)
         last_first = sorted(kept, key=lambda path: path.stat().st_mtime, reverse=True)
         for path in last_first[KEPT_FILES - 1 :]:

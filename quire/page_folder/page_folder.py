@@ -145,7 +145,7 @@ class PageFolder:
             path = self._path(page)
             with self._lock:
                 entry = self._entries.get(path)
-                if entry is None or now_ns - entry.used_ns < TOUCH_S * 1e9:
+                if entry is None or abs(now_ns - entry.used_ns) < TOUCH_S * 1e9:
                     continue
                 self._enter(path, entry._replace(used_ns=now_ns - place))
             with contextlib.suppress(OSError):
@@ -165,7 +165,7 @@ class PageFolder:
         with os.scandir(self._root / PARTS) as parts:
             for part in parts:
                 with contextlib.suppress(OSError):
-                    if self.now_ns() - part.stat(follow_symlinks=False).st_mtime_ns > PART_S * 1e9:
+                    if abs(self.now_ns() - part.stat(follow_symlinks=False).st_mtime_ns) > PART_S * 1e9:
                         os.unlink(part.path)
         with os.scandir(self._root) as folders:
             keys = [one.name for one in folders if KEY.fullmatch(one.name) and one.is_dir(follow_symlinks=False)]
@@ -183,9 +183,12 @@ class PageFolder:
             for file in files:
                 with contextlib.suppress(OSError):  # removed meanwhile
                     found = file.stat(follow_symlinks=False)
-                    if PAGE.fullmatch(file.name) and stat.S_ISREG(found.st_mode):
-                        # A clock that was wrong keeps no file for ever.
-                        yield f"{key}/{file.name}", PageEntry(found.st_size, min(found.st_mtime_ns, now_ns))
+                    if not PAGE.fullmatch(file.name) or not stat.S_ISREG(found.st_mode):
+                        continue
+                    if found.st_mtime_ns > now_ns:  # a clock was wrong: from now on the file ages as others do
+                        with contextlib.suppress(OSError):
+                            os.utime(file.path, ns=(now_ns, now_ns))
+                    yield f"{key}/{file.name}", PageEntry(found.st_size, min(found.st_mtime_ns, now_ns))
 
     def _make_room(self, num_bytes: int, used_ns: int) -> bool:
         """Remove what was not used for longest, of whichever model; False where the rest was used after `used_ns`."""
@@ -194,7 +197,7 @@ class PageFolder:
                 oldest = self._oldest()
             if oldest is None:
                 return True
-            if oldest[0] >= used_ns:
+            if used_ns <= oldest[0] <= self.now_ns():  # one from the future was written by a clock that was wrong
                 return False
             self._remove(oldest[1], EVICTED)
         return True

@@ -2,15 +2,23 @@
 
 import json
 import re
+from typing import Any
 
 _BLANKS = re.compile(r"\s*")
-_decode = json.JSONDecoder().raw_decode
+
+
+def _refused(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refused, parse_int=float)  # integers may have any length
+_decode = _DECODER.raw_decode
 
 
 def complete_object(text: str) -> str:
     """The JSON object in `text`, unchanged. A truncated object is closed after its last complete field."""
     try:
-        if isinstance(json.loads(text), dict):
+        if isinstance(_DECODER.decode(text), dict):
             return text
     except (ValueError, RecursionError):
         pass

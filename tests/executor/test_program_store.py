@@ -36,7 +36,26 @@ def test_a_damaged_program_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixt
     (path,) = tmp_path.rglob("*.program")
     path.write_bytes(path.read_bytes()[:100])
     assert store.load("add") is None
-    assert "cannot be loaded and is made again" in caplog.text
+    assert "is damaged and is made again" in caplog.text
+
+
+def test_every_change_of_a_program_is_noticed_before_it_is_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One byte of its machine code could end the process, or change what it computes."""
+    store = ProgramStore(tmp_path, "a model")
+    store.save("add", jax.jit(lambda x: x + 1).lower(jnp.zeros(3)).compile())
+    (path,) = tmp_path.rglob("*.program")
+    whole = path.read_bytes()
+    places = [0, *range(1, len(whole), max(1, len(whole) // 50)), len(whole) - 1]
+    for place in places:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert store.load("add") is None
+    assert len(caplog.messages) == len(places)
+    path.write_bytes(whole + b"\0")
+    assert store.load("add") is None
+    path.write_bytes(whole)
+    assert store.load("add") is not None
 
 
 def test_a_program_whose_part_of_the_native_library_is_gone_is_read_when_that_is_built(
@@ -88,6 +107,19 @@ def test_what_many_others_were_used_after_is_deleted_if_it_is_ours(tmp_path: Pat
     assert {path.name for path in tmp_path.iterdir()} == {folder.name, *names[:-1], "somebody's"}
 
 
+def test_folders_of_a_clock_that_was_wrong_do_not_displace_the_one_in_use(tmp_path: Path) -> None:
+    ours = ProgramStore(tmp_path, "ours")
+    ours.forget_unused()
+    (folder,) = tmp_path.iterdir()
+    future = folder.stat().st_mtime + 1e8
+    for number in range(KEPT_FOLDERS):
+        (tmp_path / f"{number:032x}").mkdir()
+        os.utime(tmp_path / f"{number:032x}", (future, future))
+    ours.forget_unused()
+    assert folder.exists()
+    assert len(list(tmp_path.iterdir())) == KEPT_FOLDERS
+
+
 def test_a_folder_that_cannot_be_written_is_said_and_nothing_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -115,7 +147,9 @@ import jax, jax.numpy as jnp
 from quire.executor.program_store import ProgramStore
 program = jax.jit(lambda x: x + 1).lower(jnp.zeros(3)).compile()
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))  # a file of more bytes than this is refused half way
-ProgramStore(Path(sys.argv[1]), "a model").save("add", program)
+store = ProgramStore(Path(sys.argv[1]), "a model")
+for name in ("add", "subtract", "divide"):
+    store.save(name, program)
 """
 
 
@@ -123,7 +157,8 @@ def test_nothing_is_left_of_a_program_that_the_disk_has_no_room_for(tmp_path: Pa
     ended = subprocess.run(
         [sys.executable, "-c", SAVE_ON_A_FULL_DISK, str(tmp_path)], check=True, capture_output=True, text=True
     )
-    assert "cannot be kept for the next start: [Errno 27] File too large" in ended.stderr
+    assert ended.stderr.count("cannot be kept for the next start") == 1, "each is said"
+    assert "[Errno 27] File too large" in ended.stderr
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 

@@ -100,7 +100,7 @@ def test_pages_of_an_adapter_are_found_by_its_weights_whatever_its_name(engines,
 
     written(adapted(tuned="1"), adapter="tuned", which=1)
     other = adapted(tuned="2")
-    check(other, adapter="tuned", which=1)
+    check(other, adapter="tuned", which=2)
     check(other)
     assert count(other, "read_pages") == 0
     same = adapted(renamed="1")
@@ -112,10 +112,10 @@ def test_pages_of_an_adapter_that_another_engine_had_are_not_kept(engines, tmp_p
     """Its name stands for other weights here, and it leaves with the requests that began with it."""
     made = engines(folder=folder_of(tmp_path), adapters={"tuned": "2"})
     port = made.front_end.port
-    asked = new_request(port.request_id(100), prompt=LONG, adapter="tuned", adapter_digest=repr("1"))
+    asked = new_request(port.request_id(100), prompt=LONG, adapter="tuned", adapter_digest=repr(1))
     port.send(Submit(asked, so_far=[[]], adapter_folder="1"))
     made.front_end.wait_for(asked)
-    check(made, LONG[::-1], adapter="tuned", which=1)  # of which pages are kept, so that those before are settled
+    check(made, LONG[::-1], adapter="tuned", which=2)  # of which pages are kept, so that those before are settled
     wait_until(lambda: count(made, "saves_written") == 1)
     assert count(made, "written_pages") == len(LONG) // PAGE_SIZE
     assert not [record for record in caplog.records if record.levelno > logging.INFO]

@@ -230,6 +230,35 @@ def test_a_file_from_the_future_does_not_stay_for_ever(tmp_path):
     assert folder.has(name(3))
 
 
+def test_a_file_from_the_future_ages_from_the_scan_that_finds_it(tmp_path):
+    """Else each scan would make it the one that was used last, and newer pages would go in its place."""
+    clock = Clock()
+    folder = opened(tmp_path, max_bytes=3 * SIZE, clock=clock)
+    folder.write(name(1), data(1))
+    os.utime(file_of(tmp_path, 1), ns=(2 * 10**18, 2 * 10**18))
+    for number in (2, 3, 4):
+        folder.scan()
+        clock.now_ns += 10**9
+        folder.write(name(number), data(number))
+        clock.now_ns += 10**9
+    assert kept(folder, 5) == [2, 3, 4]
+
+
+def test_pages_are_kept_after_a_clock_was_set_back(tmp_path):
+    """Before a scan, which comes after minutes: pages of the time before count as used long ago."""
+    clock = Clock()
+    folder = opened(tmp_path, max_bytes=2 * SIZE, clock=clock)
+    for number in (1, 2):
+        assert folder.write(name(number), data(number))
+    clock.now_ns -= 10**17
+    assert folder.write(name(3), data(3)), "no room is made"
+    folder.touch([(name(2), 0)])
+    clock.now_ns += 10**9
+    assert folder.write(name(4), data(4))
+    assert folder.has(name(4))
+    assert not folder.has(name(1))
+
+
 def test_a_key_that_cannot_be_listed_does_not_hide_the_others(tmp_path, caplog):
     class Broken(PageFolder):
         def _list_key(self, key):

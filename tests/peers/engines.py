@@ -53,7 +53,7 @@ class PeerEngine:
             page_groups=chosen.page_groups,
             num_host_pages=chosen.host_pages,
         )
-        self.engine = Engine(Scheduler(chosen, time.monotonic), self.executor, read_adapter=lambda folder: folder)
+        self.engine = Engine(Scheduler(chosen, time.monotonic), self.executor, read_adapter=int)
         for name, weights in dict(adapters).items():
             self.engine.adapters.load(name, weights)
         form = PageForm(PAGE_SIZE, PAGE_SIZE * PLACE_BYTES, chosen.page_groups)

@@ -7,9 +7,10 @@ import pytest
 
 from quire.engine import page_traffic
 from quire.engine.prefills import Prefills
-from quire.ipc.messages import Abort
+from quire.ipc.messages import Abort, Submit
 from quire.peers.messages import PrefillRequest
 from quire.peers.prefill_server import RefusedPrompt
+from tests.core.harness import request
 from tests.engine.test_driver import wait_until
 from tests.fake_executor import expected_tokens
 from tests.fake_host_pages import PLACE_BYTES
@@ -132,6 +133,36 @@ def test_an_adapter_that_is_replaced_while_its_pages_come_is_computed_here(engin
     decode.front_end.wait_for(asked)
     assert decode.front_end.tokens[asked.request_id] == expected_tokens(asked, adapter=2)
     assert decode.engine.page_sources.counters()["peer_pulls_unused"] == 1
+
+
+def test_a_peer_that_ends_while_it_computes_with_an_adapter_is_done_without(engines):
+    release = threading.Event()
+    prefill = engines(answers=True, adapters={"tuned": "7"}, before_result=lambda *_: release.wait(WAIT_S))
+    decode = engines(prefill.endpoint, adapters={"other": "8", "tuned": "7"})
+    asked = [decode.submit(LONG, adapter=adapter) for adapter in ("tuned", "other", None)]
+    wait_until(lambda: prefill.server.num_asked >= 1)
+    prefill.server.close()
+    for one, weights in zip(asked, (7, 8, 0), strict=True):
+        decode.front_end.wait_for(one)
+        assert decode.front_end.tokens[one.request_id] == expected_tokens(one, adapter=weights)
+    release.set()
+
+
+def test_a_request_that_began_with_an_adapter_that_was_replaced_has_pages_of_that_one(engines):
+    """It comes from an engine that was killed: the peer has the adapter still, this one has another of the name."""
+    prefill = engines(answers=True, adapters={"tuned": "7"})
+    decode = engines(prefill.endpoint, adapters={"tuned": "8"})
+    for number, folder, weights, received in ((1, "7", 7, 1), (2, "8", 8, 1)):
+        begun = request(
+            decode.front_end.port.request_id(number), prompt=LONG, adapter="tuned", adapter_digest=repr(weights)
+        )
+        tokens = expected_tokens(begun, adapter=weights)
+        decode.front_end.port.send(Submit(begun, [tokens[:1]], adapter_folder=folder))
+        decode.front_end.wait_for(begun)
+        assert decode.front_end.tokens[begun.request_id] == tokens[1:]
+        assert decode.client.counters["received"] == received
+    assert list(decode.engine.adapters.folders.values()) == ["8"]
+    assert len(decode.executor.adapters) == 1, "the one that was loaded for it stays"
 
 
 def test_prompts_that_begin_alike_and_are_asked_for_together_have_their_own_pages_too(engines, monkeypatch):

@@ -125,6 +125,13 @@ def test_numbers_are_left_as_they_are_written():
     assert complete_object(text[:-3]) == text[: text.index(', "y"')] + "}"
 
 
+def test_numbers_may_have_any_length_and_constants_are_no_json():
+    text = f'{{"n": {"9" * 5000}}}'
+    assert complete_object(text) == text
+    for constant in ("NaN", "Infinity", "-Infinity"):
+        assert complete_object(f'{{"a": [1], "b": {constant}}}') == '{"a": [1]}'
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[1]", "5", "{]", '{"a"', '{"a":', '{"a": 1', "nonsense", "{1: 2}", "{[]: 1}", '{"a" 1}', "[" * 9999],
