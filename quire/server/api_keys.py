@@ -38,7 +38,7 @@ def key_of(name: str, secret: str, limits: Mapping[str, int | None]) -> ApiKey:
 
 
 def _key(name: str, digest: bytes, limits: Mapping[str, int | None], min_priority: int = 0) -> ApiKey:
-    return ApiKey(name, digest, limits["requests_per_minute"], limits["tokens_per_minute"], min_priority)
+    return ApiKey(name, digest, limits.get("requests_per_minute"), limits.get("tokens_per_minute"), min_priority)
 
 
 def read_keys(file: Path, limits: Mapping[str, int | None]) -> list[ApiKey]:
