@@ -1,6 +1,7 @@
 """The flags of text-generation-inference: every one is taken, explained or refused, and the page says which."""
 
 import dataclasses
+import json
 import os
 import re
 from pathlib import Path
@@ -195,7 +196,10 @@ def test_logs_and_templates_are_found_under_their_old_names(tmp_path):
     file = tmp_path / "tokenizer_config.json"
     file.write_text('{"chat_template": "{{ messages }}"}')
     assert asked(env={"TOKENIZER_CONFIG_PATH": str(file)})[0].chat_template == "{{ messages }}"
-    for text in ("{}", "[", '{"chat_template": 3}'):
+    several = [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]
+    file.write_text(json.dumps({"chat_template": several}))
+    assert asked("--tokenizer-config-path", str(file))[0].chat_template == "b"
+    for text in ("{}", "[", '{"chat_template": 3}', '{"chat_template": [{"name": "other", "template": "a"}]}'):
         file.write_text(text)
         with pytest.raises(InvalidSetting, match=r"^tokenizer_config_path is "):
             asked("--tokenizer-config-path", str(file))

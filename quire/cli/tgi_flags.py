@@ -89,7 +89,7 @@ class TgiFlags:
     )
     validation_workers: int | None = _inert("HTTP workers tokenise; their number is --http-workers")
     trust_remote_code: bool = _inert("no code out of a model's repository is ever run", False)
-    cuda_graphs: str | None = _inert("every shape of step is compiled ahead")
+    cuda_graphs: str | None = _inert("every step runs in a compiled program")
     shard_uds_path: str | None = _inert("one process drives all devices")
     master_addr: str | None = _inert("one process drives all devices")
     master_port: str | None = _inert("one process drives all devices")
@@ -189,6 +189,9 @@ def _template_in(file: Path) -> str:
     except (OSError, ValueError) as error:
         raise InvalidSetting(f"tokenizer_config_path is {file}, which cannot be read as JSON: {error}") from error
     template = found.get("chat_template") if isinstance(found, dict) else None
+    if isinstance(template, list):  # by name; there the default is used
+        named = [one for one in template if isinstance(one, dict) and one.get("name") == "default"]
+        template = named[0].get("template") if named else None
     if not isinstance(template, str):
         raise InvalidSetting(f"tokenizer_config_path is {file}, which has no chat_template")
     return template
