@@ -5,10 +5,12 @@ from collections.abc import Iterable
 from quire.core.plan import Update
 from quire.engine.outcome import Outcome
 from quire.engine.port import by_port
-from quire.ipc.messages import PORT_SHIFT, Account, Event, Failed, Progress, Started, StepTrace
+from quire.ipc.messages import PORT_SHIFT, Account, Event, Failed, Progress, Queued, Started, StepTrace
 
 
-def batches_of(outcome: Outcome, times: Iterable[Started | Account], trace: StepTrace | None) -> dict[int, list[Event]]:
+def batches_of(
+    outcome: Outcome, times: Iterable[Queued | Started | Account], trace: StepTrace | None
+) -> dict[int, list[Event]]:
     """One batch for each port, by its number: its trace, times, tokens and failures, in this order."""
     updates: dict[int, list[Update]] = {}
     for update in outcome.updates:

@@ -187,8 +187,11 @@ class Driver:
             self._dispatch(Outcome([], failures))
         while engine.launch():
             pass
+        self._tell_admissions()
         if engine.num_in_flight:
-            self._dispatch(engine.collect())
+            outcome = engine.collect()
+            self._tell_admissions()
+            self._dispatch(outcome)
             engine.delivered()
 
     def _gathers_on(self) -> bool:
@@ -348,17 +351,20 @@ class Driver:
         """Deliver one batch of events to each port."""
         self._abandon_if_broken()
         call = self._engine.observers.call
-        times = call(self._times, self._times.events) or ()  # before requests are forgotten
+        accounts = call(self._times, self._times.accounts) or ()  # before requests are forgotten
         for request_id in outcome.finished:
             self._forget(request_id, is_finished=True)
         trace = call(self._traces, self._traces.event, outcome.failures)
-        batches = batches_of(outcome, times, trace)
+        batches = batches_of(outcome, accounts, trace)
         for failure in outcome.failures:
             self._forget(failure.request_id)
-        for number, events in batches.items():
-            port = self._ports.get(number)
-            if port is not None:
-                self._deliver(port, events)
+        self._deliver_all(batches)
+
+    def _tell_admissions(self) -> None:
+        """Tell of requests that were accepted before the step under way has a result: a long prompt takes seconds."""
+        admissions = self._engine.observers.call(self._times, self._times.admissions)
+        if admissions:
+            self._deliver_all(batches_of(Outcome([], []), admissions, None))
 
     def _forget(self, request_id: int, is_finished: bool = False) -> None:
         self._preparing.forget(request_id)
@@ -368,6 +374,13 @@ class Driver:
         call(self._times, self._times.forget, request_id)
         call(self._traces, self._traces.forget, request_id)
         self._requests.get(request_id >> PORT_SHIFT, set()).discard(request_id)
+
+    def _deliver_all(self, batches: dict[int, list[Event]]) -> None:
+        """By number of the port."""
+        for number, events in batches.items():
+            port = self._ports.get(number)
+            if port is not None:
+                self._deliver(port, events)
 
     def _deliver(self, port: Port, events: list[Event]) -> None:
         try:

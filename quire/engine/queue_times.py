@@ -3,7 +3,7 @@
 from quire.core.blocker import Blocker
 from quire.core.plan import Chunk
 from quire.engine.observer import Observer, Step
-from quire.ipc.messages import Account, Started
+from quire.ipc.messages import Account, Queued, Started
 
 
 class OpenAccount:
@@ -42,6 +42,7 @@ class QueueTimes(Observer):
 
     def __init__(self) -> None:
         self._waiting: dict[int, float] = {}  # requests without a slot so far, and the time of their arrival
+        self._new: set[int] = set()  # not reported yet
         self._started: list[Started] = []  # not reported yet
         self._open: dict[int, OpenAccount] = {}
         self._changed: set[int] = set()
@@ -52,12 +53,14 @@ class QueueTimes(Observer):
         """A request was queued."""
         self._settle(now, self._blocked_by)
         self._waiting[request_id] = arrived_s
+        self._new.add(request_id)
         if timings:
             self._open[request_id] = OpenAccount()
 
     def forget(self, request_id: int) -> None:
         """The request has ended."""
         self._waiting.pop(request_id, None)
+        self._new.discard(request_id)
         self._open.pop(request_id, None)
         self._changed.discard(request_id)
 
@@ -76,13 +79,19 @@ class QueueTimes(Observer):
                     self._open[chunk.request_id].add(chunk)
                     self._changed.add(chunk.request_id)
 
-    def events(self) -> list[Started | Account]:
-        """Changes since the last call."""
-        if not self._started and not self._changed:
+    def admissions(self) -> list[Queued | Started]:
+        """The requests that were queued, and those that got a slot, since the last call."""
+        if not (self._new or self._started):
             return []
+        queued = [Queued(request_id) for request_id in self._new if request_id in self._waiting]
         started, self._started = self._started, []
+        self._new.clear()
+        return [*queued, *started]
+
+    def accounts(self) -> list[Account]:
+        """The accounts that have changed since the last call."""
         changed, self._changed = self._changed, set()
-        return [*started, *(self._open[request_id].read(request_id) for request_id in changed)]
+        return [self._open[request_id].read(request_id) for request_id in changed]
 
     def _settle(self, now: float, blocked_by: Blocker | None) -> None:
         """Count the time since the last plan for what that plan left the queue waiting for."""

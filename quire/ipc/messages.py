@@ -72,6 +72,12 @@ class StepTrace(msgspec.Struct, frozen=True, tag=True, array_like=True):
     failed_ids: list[int]  # those of them that it ended with an error
 
 
+class Queued(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The engine has accepted a request, and it has no slot yet. Requests with a slot get `Started` alone."""
+
+    request_id: int
+
+
 class Started(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A request got its first slot, `queue_s` after it arrived. Sent before its tokens."""
 
@@ -132,7 +138,7 @@ class AdapterTable(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 Command = Submit | Abort | AllResumed | LoadAdapter | UnloadAdapter | SyncAdapters
-Event = Progress | Failed | Started | BegunWith | Account | StepTrace | AdapterDone | AdapterTable
+Event = Progress | Failed | Queued | Started | BegunWith | Account | StepTrace | AdapterDone | AdapterTable
 
 
 class Described(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -11,6 +11,7 @@ from quire.ipc.messages import (
     BegunWith,
     Event,
     Failed,
+    Queued,
     Started,
     StepTrace,
     Submit,
@@ -92,6 +93,8 @@ class FrontEnd:
             told = self.told[event.request_id]
             assert not told.has_ended or told.is_aborted, f"{event} comes after the end"
             told.failed = event
+        elif isinstance(event, Queued):
+            assert event.request_id in self.told, "an event went to the wrong front end"
         elif isinstance(event, Started):
             told = self.told[event.request_id]
             assert not told.answers[0].tokens or told.has_started, "tokens came before the start"

@@ -15,7 +15,7 @@ from quire.engine.driver import Driver, Phase
 from quire.engine.engine import Engine
 from quire.engine.port import Port
 from quire.errors import EngineFailed
-from quire.ipc.messages import Abort, Event, Failed, Started, Submit
+from quire.ipc.messages import Abort, Event, Failed, Queued, Started, Submit
 from quire.request import Request
 from tests.core.harness import limits, request
 from tests.engine.test_engine import DeviceError, poisoned
@@ -43,6 +43,9 @@ class FrontEnd:
                 assert event.request_id in self.asked, "an event went to the wrong front end"
                 assert event.request_id not in self.failed, "a request failed twice"
                 self.failed[event.request_id] = event
+                continue
+            if isinstance(event, Queued):
+                assert event.request_id in self.asked, "an event went to the wrong front end"
                 continue
             if isinstance(event, Started):
                 assert event.request_id in self.asked, "an event went to the wrong front end"

@@ -13,7 +13,7 @@ from quire.engine.driver import Driver, Phase
 from quire.engine.engine import Engine
 from quire.engine.observer import Step
 from quire.engine.queue_times import QueueTimes
-from quire.ipc.messages import Abort, Account, AdapterTable, BegunWith, Failed, Progress, Started, Submit
+from quire.ipc.messages import Abort, Account, AdapterTable, BegunWith, Failed, Progress, Queued, Started, Submit
 from quire.request import Request, SamplingParams
 from tests.core.harness import limits
 from tests.fake_executor import FakeExecutor
@@ -48,7 +48,7 @@ class Turns:
             elif isinstance(event, Progress):
                 assert all(update.request_id in self.queue_s for update in event.updates), "it comes before the tokens"
                 self.finished += [update.request_id for update in event.updates if update.finish is not None]
-            elif not isinstance(event, AdapterTable | BegunWith):
+            elif not isinstance(event, AdapterTable | BegunWith | Queued):
                 assert isinstance(event, Failed)
                 self.finished.append(event.request_id)
 

@@ -21,7 +21,8 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
 _BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\n"
 _UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_COMMENT = b":\n\n"  # of server-sent events; clients skip it
+COMMENT = b":\n\n"  # of server-sent events; clients skip it
+MAX_SILENCE_S = 15.0
 
 
 class ChunkWriter(Protocol):
@@ -54,6 +55,7 @@ class Connection(HttpToolsProtocol):
     max_head_s = 30.0
     max_body_s = 120.0
     max_unread_s = 300.0  # that the client takes nothing of what is written
+    max_silence_s = MAX_SILENCE_S  # of a stream of events; then a comment shows proxies that it goes on
 
     _head_bytes = 0  # received of an incomplete head
     _parsed_bytes = 0  # of the same, handed on by the parser
@@ -113,7 +115,7 @@ class Connection(HttpToolsProtocol):
         if not cycle.response_started and not self.pipeline and cycle.scope["http_version"] == "1.1":
             self.transport.write(_CONTINUE)
         elif cycle.response_started and cycle.scope["extensions"][EXTENSION]["writes_events"]:
-            self.write_chunk(_COMMENT)
+            self.write_chunk(COMMENT)
         self._look_whether_gone()
         return True
 
@@ -336,3 +338,9 @@ def event_writer(scope: Scope) -> ChunkWriter | None:
     extension["writes_events"] = True
     writer: ChunkWriter = extension["writer"]
     return writer
+
+
+def max_silence_s(scope: Scope) -> float:
+    """Seconds after which a stream of events that writes nothing writes a comment."""
+    extension = scope.get("extensions", {}).get(EXTENSION)
+    return MAX_SILENCE_S if extension is None else float(extension["writer"].max_silence_s)

@@ -1,5 +1,7 @@
 """Server-sent events."""
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -8,12 +10,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.errors import QuireError
-from quire.server.http.connection import ChunkWriter, event_writer
+from quire.server.http.connection import COMMENT, MAX_SILENCE_S, ChunkWriter, event_writer, max_silence_s
 from quire.server.offload import LARGE_BYTES
 from quire.server.service.answers import ClientGone, closing_when_gone, watching
 from quire.server.service.open_prompt import TokenDelta
 from quire.server.service.stream import Sink, Stream
 
+HEADERS_AFTER_S = 10.0  # where no engine accepts or refuses a request, as while it starts again
 EVENT_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 to_json = msgspec.json.Encoder().encode
 
@@ -47,9 +50,10 @@ class EventEncoder(Protocol):
 class EventStream(Response):
     """A stream as events: one write for each step with deltas.
 
-    While the client keeps up, the service writes a step's events at once; this coroutine handles the beginning, the end
-    and a client that is behind. `first` has the deltas that were read before the response began: a request that is
-    refused before its first token is answered with a status of its own. `keep` is awaited before the end is written.
+    While the client keeps up, the service writes a step's events at once; this coroutine handles the beginning, the
+    end, a client that is behind, and comments while nothing is written: proxies cut connections that are silent for
+    long. `first` has the deltas that were read before the response began, if any came before the engine had accepted
+    the request: one that is refused is answered with a status of its own. `keep` is awaited before the end is written.
     """
 
     media_type = "text/event-stream"
@@ -58,7 +62,7 @@ class EventStream(Response):
         self,
         stream: Stream,
         encoder: EventEncoder,
-        first: list[TokenDelta],
+        first: list[TokenDelta] | None,
         headers: dict[str, str],
         keep: Callable[[Stream], Awaitable[bool]] | None = None,
     ) -> None:
@@ -71,6 +75,9 @@ class EventStream(Response):
         self._encoder = encoder
         self._first = first
         self._keep = keep
+        self._now = asyncio.get_running_loop().time
+        self._written_s = self._now()
+        self._max_silence_s = MAX_SILENCE_S
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         stream = self._stream
@@ -79,14 +86,17 @@ class EventStream(Response):
         async with closing_when_gone(stream, receive):
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             writer = event_writer(scope)
+            self._max_silence_s = max_silence_s(scope)
             sink = None if is_large else self._sink(writer)
-            deltas = self._first
             try:
+                deltas = self._first or await self._read(sink, writer, send)
                 while deltas:
                     data = await self._encode(deltas)
                     if data:
-                        await send({"type": "http.response.body", "body": data, "more_body": True})
-                    deltas = await stream.read(sink)
+                        await self._write(data, send)
+                    deltas = await self._read(sink, writer, send)
+                if not stream.is_over:
+                    return  # the client is gone
                 if self._keep is not None:
                     await self._keep(stream)
                 last = self._encoder.finish()
@@ -96,13 +106,32 @@ class EventStream(Response):
                 last = self._encoder.fail(stream.broken_off(defect))
             await send({"type": "http.response.body", "body": last, "more_body": False})
 
+    async def _read(self, sink: Sink | None, writer: ChunkWriter | None, send: Send) -> list[TokenDelta]:
+        """The next deltas that the sink does not take. Comments are written while nothing else is."""
+        while True:
+            try:
+                async with asyncio.timeout_at(self._written_s + self._max_silence_s):
+                    return await self._stream.read(sink)
+            except TimeoutError:
+                now = self._now()
+                if now - self._written_s < self._max_silence_s:
+                    continue  # the sink has written since
+                if writer is not None and writer.is_behind():
+                    self._written_s = now  # there is something to read
+                else:
+                    await self._write(COMMENT, send)
+
+    async def _write(self, data: bytes, send: Send) -> None:
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        self._written_s = self._now()
+
     async def _encode(self, deltas: list[TokenDelta]) -> bytes:
         return await self._stream.service.offload.run(self._encoder.largest_event, lambda: self._encoder.encode(deltas))
 
     def _sink(self, writer: ChunkWriter | None) -> Sink | None:
         if writer is None:
             return None
-        is_behind, write, encode = writer.is_behind, writer.write_chunk, self._encoder.encode
+        is_behind, write, encode, now = writer.is_behind, writer.write_chunk, self._encoder.encode, self._now
 
         def write_all(deltas: list[TokenDelta]) -> bool:
             if is_behind():
@@ -110,16 +139,23 @@ class EventStream(Response):
             data = encode(deltas)
             if data:
                 write(data)
+                self._written_s = now()
             return True
 
         return write_all
 
 
-async def first_deltas(stream: Stream, receive: Receive) -> list[TokenDelta]:
-    """The first deltas. Raises the error that refuses the request, or ClientGone."""
+async def first_deltas(stream: Stream, receive: Receive) -> list[TokenDelta] | None:
+    """The first deltas; None where the engine has accepted the request and there are none yet. Raises the error that
+    refuses the request, or ClientGone."""
     try:
         async with watching(stream, receive):
-            deltas = await stream.read()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HEADERS_AFTER_S):
+                    await stream.admission()
+        if stream.is_waiting:
+            return None
+        deltas = await stream.read()
         if not deltas and not stream.is_over:
             raise ClientGone
     except BaseException:

@@ -52,6 +52,7 @@ class OpenPrompt:
         ]
         self.num_left = request.samples
         self.begun_with: BegunWith | None = None  # the adapter that an engine has accepted it with
+        self.is_admitted = False  # an engine has accepted it
         self.has_started = False  # it has had a slot, so that it may wait for another one for any time
         self._is_plain = not spec.stop and request.prompt_logprobs is None
         self._is_with_another = False  # an engine that has sent no account yet

@@ -18,6 +18,7 @@ from quire.ipc.messages import (
     Failed,
     Progress,
     PromptBlocks,
+    Queued,
     Started,
     Stats,
     StepTrace,
@@ -192,6 +193,11 @@ class Service:
                 if found is not None:
                     found[0].has_started = True
                     found[1].times.note_queue(message.queue_s)
+                    found[1].admit(found[0])
+            elif isinstance(message, Queued):
+                found = prompts.get(message.request_id)
+                if found is not None:
+                    found[1].admit(found[0])
             elif isinstance(message, BegunWith):
                 found = prompts.get(message.request_id)
                 if found is not None:

@@ -63,7 +63,9 @@ class Stream:
         self._num_live = 0
         self._max_buffered = max_buffered
         self.error: QuireError | None = None
+        self._num_admitted = 0
         self._waiter: asyncio.Future[None] | None = None
+        self._admission: asyncio.Future[None] | None = None  # of a caller of `admission`
         self._sink: Sink | None = None
         self._closed = False
 
@@ -126,9 +128,7 @@ class Stream:
         if len(self.pending) > self._max_buffered:
             unread, self.pending = len(self.pending), []
             self.fail(Overloaded(f"the client has not read {unread} tokens; {self._max_buffered} are kept"))
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        self._rouse()
 
     def _drain_to(self, sink: Sink) -> bool:
         try:
@@ -170,6 +170,25 @@ class Stream:
             self.error = error
         self.close()
 
+    def admit(self, prompt: OpenPrompt) -> None:
+        """The engine has accepted a prompt."""
+        if not prompt.is_admitted:
+            prompt.is_admitted = True
+            self._num_admitted += 1
+        if self._num_admitted == len(self.prompts) and self._admission is not None and not self._admission.done():
+            self._admission.set_result(None)
+
+    async def admission(self) -> None:
+        """Wait until the engine has accepted all prompts, or there is something to read."""
+        if self.is_waiting and self._num_admitted < len(self.prompts):
+            self._admission = asyncio.get_running_loop().create_future()
+            await self._admission
+
+    @property
+    def is_waiting(self) -> bool:
+        """There is nothing to read now, and there will be: deltas, an error or the end."""
+        return not self.pending and self.error is None and self._num_live > 0 and not self._closed
+
     async def read(self, sink: Sink | None = None) -> list[TokenDelta]:
         """The deltas since the last call, waiting for some if there are none; empty once all is over.
 
@@ -177,7 +196,7 @@ class Stream:
         are returned.
         """
         if not self.pending:
-            if self.error is None and self._num_live and not self._closed:
+            if self.is_waiting:
                 self._sink = sink
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
@@ -198,5 +217,9 @@ class Stream:
         self._closed = True
         self.times.ended_s = time.monotonic()
         self.service.forget(self)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._rouse()
+
+    def _rouse(self) -> None:
+        for waiter in (self._waiter, self._admission):
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)

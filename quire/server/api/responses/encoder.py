@@ -187,10 +187,7 @@ class ResponseEvents:
         self._template: bytes | None = None
 
     def encode(self, deltas: list[TokenDelta]) -> bytes:
-        if not self._number:
-            begun = self._encoder.begun("in_progress")
-            self._write_response("created", begun)
-            self._write_response("in_progress", begun)
+        self._begin()
         for delta in deltas:
             if self._template is not None and delta.finish is None:
                 if delta.text:
@@ -212,11 +209,18 @@ class ResponseEvents:
         return self._take()
 
     def fail(self, error: QuireError) -> bytes:
+        self._begin()
         details = error_body(error)["error"]
         code = details["code"] or details["type"]
         self._write("error", {"code": code, "message": error.message, "param": error.param})
         self._write_response("failed", self._encoder.failed(self._stream, error))
         return self._take()
+
+    def _begin(self) -> None:
+        if not self._number:
+            begun = self._encoder.begun("in_progress")
+            self._write_response("created", begun)
+            self._write_response("in_progress", begun)
 
     def _write_response(self, event: str, response: KeptResponse) -> None:
         self._write(f"response.{event}", {"response": msgspec.Raw(response.body)})
