@@ -15,7 +15,7 @@ from quire.server.offload import Offload
 from quire.server.service.arrival import Arrival
 from quire.server.service.open_prompt import OpenPrompt
 from quire.server.service.response_database import KeptResponse
-from quire.server.service.response_store import MAX_WAITING, ResponseStore
+from quire.server.service.response_store import MAX_WAITING, WATCH_INTERVAL_S, ResponseStore
 from quire.server.service.stream import Stream
 from quire.server.settings import ServerSettings
 from tests.patience import WAIT_S
@@ -205,6 +205,29 @@ def test_a_response_in_the_background_ends_as_soon_as_there_is_room_for_it(tmp_p
         return found
 
     assert asyncio.run(run())["status"] == "completed"
+
+
+def test_a_file_that_cannot_be_watched_is_logged_once_and_stops_nothing(caplog, tmp_path):
+    async def run() -> dict:
+        path = tmp_path / "responses"
+        store = ResponseStore(replace(SETTINGS, response_store=str(path)))
+        await store.add("ada", RUNNING)
+        path.rename(tmp_path / "elsewhere")
+
+        async def work() -> KeptResponse:
+            await until(lambda: bool(caplog.messages))
+            await asyncio.sleep(2 * WATCH_INTERVAL_S)
+            return RUNNING._replace(head=b'{"status":"completed"}', is_running=False)
+
+        store.run_in_background("ada", "a", stream_of(Owner()), work())
+        found = await ended(store, "ada", "a")
+        await store.close(1)
+        return found
+
+    with caplog.at_level(logging.INFO, "quire"):
+        assert asyncio.run(run())["status"] == "completed"
+    (line,) = caplog.messages
+    assert "other processes cannot cancel responses of this one" in line
 
 
 def test_settings_of_the_store_are_checked():

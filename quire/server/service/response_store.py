@@ -97,13 +97,17 @@ class ResponseStore:
         loop = asyncio.get_running_loop()
         assert self._database is not None, "a response was added before"
         runner = self._database.runner
+        is_in_vain = False
         while self._running:
             asked = list(self._running)
             try:
                 going_on = await loop.run_in_executor(self._watch_thread, running_ids, self._path, runner)
             except sqlite3.Error as error:
-                log.warning("responses in the background cannot be watched: %s", error)
+                if not is_in_vain:
+                    log.warning("other processes cannot cancel responses of this one: %s", error)
+                is_in_vain = True
             else:
+                is_in_vain = False
                 for response_id in asked:
                     if response_id not in going_on:
                         self.stop(response_id)
