@@ -38,6 +38,7 @@ LONGEST = (
     "models/test_sharded.py",
     "group/test_members_end.py",
     "server/test_loop_time.py",
+    "crossings/test_tiny_models.py",
     "chaos",
     "models",
     "ops",

@@ -51,6 +51,7 @@ class FakeBench:
 
     def close(self) -> None:
         for source in self._sources:
+            source._prompts.shutdown()  # those under way end: what they log would be another crossing's
             source.close()
 
     def limits(self, setup: EngineSetup) -> Limits:
