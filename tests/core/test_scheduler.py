@@ -327,6 +327,18 @@ def test_a_prompt_is_not_cut_for_less_padding_than_another_step_costs():
     harness.run()
 
 
+def test_a_prompt_beside_guesses_alone_is_cut_as_beside_decodes():
+    harness = Harness(limits(num_pages=200, max_sequence_tokens=200, max_step_tokens=32, max_guesses=3))
+    harness.scheduler.budget.step_sizes = (10, 100)
+    harness.add(request(1, prompt=(1, 2), max_tokens=40))
+    harness.step()
+    harness.add(request(2, prompt=LONG[20:30], max_tokens=4))
+    plan = harness.plan()
+    assert (plan.num_decodes, plan.num_verified) == (0, 1)
+    assert plan.num_tokens == 10, "beside them there is another step anyway"
+    harness.run()
+
+
 def test_the_last_prompt_is_cut_and_those_before_it_are_whole():
     harness = Harness(limits(num_pages=200, max_sequence_tokens=200))
     harness.scheduler.budget.step_sizes = (10, 400)
