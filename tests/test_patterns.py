@@ -11,6 +11,7 @@ import pytest
 import quire
 from quire.cli import settings
 from quire.files import hub
+from quire.grammar import gbnf, lark_text, regex_size
 from tests.backtracking import faults
 
 ROOT = Path(quire.__file__).parent
@@ -24,6 +25,9 @@ EXCEPTIONS = {
     ("quire.cli.settings", repr(settings._OF_SERVICE.pattern)): "of the names of variables in the environment",
     ("quire.files.hub", repr(hub._REPOSITORY.pattern)): "what an operator names; `.gguf` is followed by `@` or the end",
     ("quire.files.peft", "f'(.*\\\\.)?({key})'"): "an adapter's own, over names of modules",
+    ("quire.grammar.gbnf", repr(gbnf._TOKEN.pattern)): "what does not match ends the reading; blanks are a token",
+    ("quire.grammar.lark_text", repr(lark_text._TOKEN.pattern)): "what is not closed ends the reading",
+    ("quire.grammar.regex_size", repr(regex_size._NAMED.pattern)): "of at most 64 characters",
     ("quire.models.formats.compressed_tensors", "pattern"): OF_CHECKPOINTS,
     ("quire.models.formats.modelopt", "translate(text)"): OF_CHECKPOINTS,
     ("quire.models.formats.patterns", "text"): OF_CHECKPOINTS,
@@ -65,13 +69,16 @@ def _name(path: Path) -> str:
 
 
 def _methods(tree: ast.Module) -> dict[str, set[str]]:
-    """What is called of each name; "search" stands for what cannot be known."""
+    """The methods that are called of each name; "search" stands for one that cannot be known, and for a match at a
+    place that is given, as of the next token."""
     found: dict[str, set[str]] = {}
     parents = {id(child): parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             parent = parents[id(node)]
-            found.setdefault(node.id, set()).add(parent.attr if isinstance(parent, ast.Attribute) else "search")
+            call = parents.get(id(parent))
+            is_anywhere = not isinstance(parent, ast.Attribute) or (isinstance(call, ast.Call) and len(call.args) > 1)
+            found.setdefault(node.id, set()).add("search" if is_anywhere else parent.attr)
     return found
 
 

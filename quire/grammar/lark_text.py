@@ -20,6 +20,7 @@ _TOKEN = re.compile(
     | (?P<special> <[^<>\s]+> )
     | (?P<json> %json\b )
     | (?P<option> \btemperature\s*= )
+    | (?P<open> ["/] )
     | (?P<rest> [^/"\#<%t]+ | . )
     """,
     re.VERBOSE | re.DOTALL,
@@ -84,6 +85,9 @@ def _checked(name: str, text: str) -> str:
             if not _FLAGS.fullmatch(flags):
                 raise invalid(name, f"has an expression with the flags {flags[:20]!r}; they can be i, m, s, l and u")
             num_repeated += check_regex(name, pattern, num_repeated)
+        elif kind == "open":
+            what = "a string" if part == '"' else "an expression"
+            raise invalid(name, f"has {what} that is not closed: {text[at - 1 : at + 19]!r}")
         elif kind == "special":
             raise invalid(name, f"has {part[:60]!r}; tokens of the model cannot be named")
         elif kind == "option":

@@ -85,6 +85,14 @@ def test_gbnf_is_told_by_the_beginning_of_a_rule(text: str, expected: bool) -> N
 
 
 @pytest.mark.parametrize(
+    ("text", "what"), [('start: "' + '\\"' * 30_000, "a string"), ("start: /" + "\\/" * 30_000, "an expression")]
+)
+def test_rules_with_an_end_that_is_missing_are_read_once(text: str, what: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"has {what} that is not closed"):
+        client_grammar("grammar", text)
+
+
+@pytest.mark.parametrize(
     ("text", "why"),
     [
         ("root ::= (", "leaves brackets open"),
