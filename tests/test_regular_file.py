@@ -38,6 +38,7 @@ EXCEPTIONS = {
     ("files/gguf_source.py", "np.memmap"): "of a file that is open",
     ("files/safetensors_source.py", "np.memmap"): "of a file that is open",
     ("ipc/journal.py", "mmap.mmap"): "shared memory",
+    ("ipc/shared_counter.py", "mmap.mmap"): "shared memory",
     ("server/rate_limits.py", "mmap.mmap"): "shared memory",
     ("machine.py", "path.read_text"): "of the kernel",
     ("ipc/supervisor_link.py", "score.read_text"): "of the kernel",
