@@ -9,6 +9,7 @@ from random import Random
 
 from quire.engine.driver import Driver, Phase
 from quire.engine.engine import Engine
+from quire.engine.gathering import GATHER_S
 from quire.ipc.journal import Journal
 from quire.ipc.messages import Abort, AllResumed, LoadAdapter, Submit, SyncAdapters, UnloadAdapter
 from quire.request import Request
@@ -231,6 +232,8 @@ class Crossing:
             driver._end()
             return
         self._bench.between_turns()
+        if driver._gathering and not driver._inbox and not driver._preparing:
+            self.now += 2 * GATHER_S  # for requests of a front end that is gone
         if driver._is_idle() and not driver._inbox and not driver._gathering:
             if not (driver._preparing or engine.adapters._reading):
                 return
