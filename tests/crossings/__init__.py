@@ -10,6 +10,9 @@ what it needs and what it explains. `refusals.py` has the pairs that are refused
   engine and its driver on the fake executor (`test_fake_engines`);
 - does the same once with tiny models, whose answers are compared with those of a plain engine (`test_tiny_models`).
 
+- has a crowd of clients ask servers of a tiny model, made with sets of these capabilities, in every API
+  (`test_servers`): their answers are those of a plain server.
+
 Whatever is crossed, the assertions are the same (`crossing.py`): every request ends; tokens are those of the plain run;
 pages, slots, adapters, snapshots and pages of the host are back; nothing in the log is above INFO but what an entry
 explains.
@@ -21,9 +24,8 @@ An entry is one of five kinds (`capability.py`), by what switches it on:
   which users have it;
 - `RequestField` (`request_fields.py`): changes a `RequestDraft`;
 - `Incident` (`incidents.py`): has something done to the `Crossing` at some turn, or makes steps fail;
-- `ServerCapability` (`server_capabilities.py`): what stands in front of engines. It has no `switch_on` here, only what
-  it covers. A suite of servers adds what it needs to these entries, draws its sets with `covering_sets`, and makes
-  requests of the `RequestField` entries too.
+- `ServerCapability` (`server_capabilities.py`): what stands in front of engines. It has the `config` of servers that
+  cross it, a `strike` that happens to their processes while requests run, or clients that leave.
 
 A bench (`bench.py`) makes the engines and knows the answers: a suite with another kind of engine brings its own.
 

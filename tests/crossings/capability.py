@@ -12,6 +12,7 @@ from tests.crossings.request_draft import RequestDraft
 
 if TYPE_CHECKING:
     from tests.crossings.crossing import Crossing
+    from tests.crossings.served_crowd import ServedCrowd
 
 # A request may fail so, without a fault of the engine.
 Excuse = Callable[["Crossing", Request, Failed], bool]
@@ -34,6 +35,7 @@ class Capability:
     fills: str = ""
     in_fake: bool = True  # crossed on the fake executor
     in_models: bool = True  # crossed on tiny models
+    in_servers: bool = False  # crossed in a server, which is made with `config`
     excuses: Excuse = never
     explains: tuple[str, ...] = ()  # patterns of the lines above INFO that it leaves in the log
     keeps_tokens: bool = True  # tokens are promised to be those of the plain run
@@ -72,10 +74,12 @@ class Incident(Capability):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerCapability(Capability):
-    """What servers have in front of engines. It is crossed in a server, not here: it has no `switch_on`."""
+    """What servers have in front of engines."""
 
     in_fake: bool = False
     in_models: bool = False
+    strike: Callable[["ServedCrowd"], None] | None = None  # happens while requests run
+    num_leaving: int = 0  # clients that leave after the first part of their answer
 
 
 def covered(capabilities: Iterable[Capability]) -> list[str]:

@@ -94,6 +94,7 @@ SETTINGS = [
         covers=("Config.lookahead",),
         config={"lookahead": 0},
         fills="lookahead",
+        in_servers=True,
         switch_on=_no_lookahead,
     ),
     EngineSetting(name="two steps ahead", config={"lookahead": 2}, fills="lookahead", switch_on=_two_steps_ahead),
@@ -101,6 +102,7 @@ SETTINGS = [
         name="few pages",  # so that eviction and preemption are the rule
         covers=("Config.num_pages", "Limits.num_pages", "Config.memory_fraction"),
         config={"num_pages": 40},
+        in_servers=True,
         switch_on=_few_pages,
     ),
     EngineSetting(
@@ -129,6 +131,7 @@ SETTINGS = [
         name="bursts",
         covers=("Config.max_burst", "Config.max_burst_ms", "Limits.max_burst"),
         config={"max_burst": 4},
+        in_servers=True,
         switch_on=_bursts,
     ),
     EngineSetting(
@@ -165,6 +168,7 @@ SETTINGS = [
         name="no prefix cache",
         covers=("Config.prefix_caching", "Limits.prefix_caching"),
         config={"prefix_caching": False},
+        in_servers=True,
         switch_on=_limits(prefix_caching=False),
     ),
     EngineSetting(
@@ -177,6 +181,7 @@ SETTINGS = [
             "Limits.restores_ahead",
         ),
         config={"host_cache_gib": 0.01},
+        in_servers=True,
         switch_on=_host_tier,
     ),
     EngineSetting(
@@ -201,6 +206,7 @@ SETTINGS = [
         covers=("Config.speculate", "Limits.max_guesses", "Limits.looks_up"),
         config={"speculate": GUESSES},
         fills="guesses",
+        in_servers=True,
         switch_on=_guesses_by_lookup,
     ),
     EngineSetting(

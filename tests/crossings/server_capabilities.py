@@ -1,6 +1,9 @@
-"""Capabilities of servers: what stands in front of engines. A suite with servers crosses them."""
+"""Capabilities of servers: what stands in front of engines. `test_servers` crosses those that are `in_servers`."""
+
+import signal
 
 from tests.crossings.capability import ServerCapability
+from tests.crossings.served_crowd import ServedCrowd
 
 OPENAI = ("ChatRequest", "CompletionRequest", "ResponseRequest")
 
@@ -12,6 +15,27 @@ def _in(name: str, *kinds: str) -> tuple[str, ...]:
 def _of(kind: str, *names: str) -> tuple[str, ...]:
     return tuple(f"{kind}.{name}" for name in names)
 
+
+def _an_engine_is_killed(crowd: ServedCrowd) -> None:
+    crowd.wait_for_text()
+    crowd.signal("quire-engine", signal.SIGKILL)
+
+
+def _an_engine_is_stopped(crowd: ServedCrowd) -> None:
+    crowd.wait_for_text()
+    crowd.signal("quire-engine", signal.SIGSTOP)
+
+
+def _a_worker_is_killed(crowd: ServedCrowd) -> None:
+    crowd.wait_for_text()
+    crowd.cuts_connections = True
+    crowd.signal("quire-http", signal.SIGKILL)
+
+
+_ENGINE_ENDS = (
+    r"(the engine process|the process of engine \d) ended",
+    r"(engine \d: )?the engine (process has ended|cannot be reached: .*); ",
+)
 
 AT_SERVER = [
     ServerCapability(
@@ -56,24 +80,38 @@ AT_SERVER = [
             *_of("ServerSettings", "response_store", "max_stored_responses", "max_stored_bytes",
                  "stored_response_ttl_s"),
         ),
+        config={"max_stored_responses": 3}, in_servers=True,
     ),
     ServerCapability(name="manners of text-generation-inference", covers=("ServerSettings.tgi_strict",)),
     ServerCapability(
         name="keys",
         covers=_of("ServerSettings", "api_key", "api_keys_file", "key_requests_per_minute", "key_tokens_per_minute"),
+        config={"api_key": "one,two", "isolate_api_keys": True}, in_servers=True,
     ),
-    ServerCapability(name="bounded load", covers=("ServerSettings.max_concurrent_requests",)),
-    ServerCapability(name="spans", covers=("ServerSettings.otlp_endpoint",)),
-    ServerCapability(name="several workers", covers=("ServerSettings.http_workers",)),
-    ServerCapability(name="several engines", covers=("ServerSettings.data_parallel",), config={"data_parallel": 2}),
+    ServerCapability(name="bounded load", covers=("ServerSettings.max_concurrent_requests",),
+                     config={"max_concurrent_requests": 6}, in_servers=True,
+                     explains=("request refused .* status=(429|529)",)),
+    ServerCapability(name="spans", covers=("ServerSettings.otlp_endpoint",),
+                     config={"otlp_endpoint": "http://127.0.0.1:9"}, in_servers=True),  # where nothing listens
+    ServerCapability(name="several workers", covers=("ServerSettings.http_workers",),
+                     config={"http_workers": 2}, in_servers=True),
+    ServerCapability(name="several engines", covers=("ServerSettings.data_parallel",), config={"data_parallel": 2},
+                     in_servers=True),
     ServerCapability(
         name="an engine process ends",
         covers=_of("ServerSettings", "max_engine_restarts", "wait_for_restart"),
+        strike=_an_engine_is_killed, in_servers=True, explains=_ENGINE_ENDS,
     ),
     ServerCapability(
         name="a process hangs",
         covers=_of("ServerSettings", "stuck_after_s", "restart_after_s", "worker_restart_after_s"),
+        config={"restart_after_s": 5.0}, strike=_an_engine_is_stopped, in_servers=True,
+        explains=(*_ENGINE_ENDS, r"the engine.* has not been heard of|the engine.* is stuck|.* is killed"),
     ),
+    ServerCapability(
+        name="a worker ends", strike=_a_worker_is_killed, in_servers=True, explains=(r"quire-http-\d ended",),
+    ),
+    ServerCapability(name="clients leave", num_leaving=6, in_servers=True),
     ServerCapability(
         name="roles",
         covers=_of("PeerSettings", "role", "peers", "peer_min_tokens", "peer_timeout_s"),
