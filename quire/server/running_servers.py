@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ def announced(address: str) -> Iterator[None]:
         try:
             folder = _folder()
             folder.mkdir(mode=0o700, exist_ok=True)
+            if not _is_own(folder):  # links in it would lead writers to other files of this user
+                raise OSError(f"{folder} is not a folder of this user")
             _remove_old_ones(folder)
             file = folder / f"{os.getpid()}.address"
             opened = stack.enter_context(file.open("w", encoding="utf-8"))
@@ -63,6 +66,12 @@ def _folder() -> Path:
 def _files(folder: Path) -> list[Path]:
     """None of a folder that another user has made."""
     try:
-        return sorted(folder.glob("*.address")) if folder.lstat().st_uid == os.getuid() else []
+        return sorted(folder.glob("*.address")) if _is_own(folder) else []
     except OSError:
         return []
+
+
+def _is_own(folder: Path) -> bool:
+    """It is a folder of this user, not a link to one, and no other user can make files in it."""
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
