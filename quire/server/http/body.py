@@ -25,7 +25,7 @@ async def read_json(service: Service, request: Request) -> Body:
 
 
 def _check_type(given: str) -> None:
-    """Refuse a body that says it is no JSON, as text-generation-inference does. One that says nothing is read."""
+    """Refuse another type than JSON, as text-generation-inference does. A body without a type is read."""
     kind = given.partition(";")[0].strip().lower()
     if not (kind in ("", "application/json") or (kind.startswith("application/") and kind.endswith("+json"))):
         problem = f"Content-Type is {shown(given)}; it must be application/json"

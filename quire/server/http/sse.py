@@ -52,8 +52,8 @@ class EventStream(Response):
 
     While the client keeps up, the service writes a step's events at once; this coroutine handles the beginning, the
     end, a client that is behind, and comments while nothing is written: proxies cut connections that are silent for
-    long. `first` has the deltas that were read before the response began, if any came before the engine had accepted
-    the request: one that is refused is answered with a status of its own. `keep` is awaited before the end is written.
+    long. `first` has the deltas that were read before the response began; None where there were none yet. `keep` is
+    awaited before the end is written.
     """
 
     media_type = "text/event-stream"
