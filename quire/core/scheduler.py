@@ -213,7 +213,8 @@ class Scheduler:
         """The state of the scheduler, and of each sequence of these requests, in a line each."""
         running, queue = self._running, self._queue
         pages = f"{running.pool.num_free} pages free, {running.cache.num_evictable} cached"
-        lines = [f"{len(running)} sequences run, {len(queue)} wait, {pages}, blocked by {self.blocked_by}"]
+        limit = "nothing" if self.blocked_by is None else self.blocked_by.cause
+        lines = [f"{len(running)} sequences run, {len(queue)} wait, {pages}, blocked by {limit}"]
         for request_id in request_ids:
             for one in self._requests.sequences(request_id):
                 known = (

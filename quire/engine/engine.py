@@ -133,6 +133,7 @@ class Engine:
         matchers = self._masks.matchers(request, from_here)
         self.scheduler.add(request, so_far=so_far, waited_s=waited_s)
         self._samples_left[request.request_id] = sum(tokens is not None for tokens in from_here)
+        self._num_empty_plans = 0  # it may run
         self._masks.begin(request, from_here, matchers)
         # The most tokens that the last engine had under way; the last token is never computed.
         under_way = (self._lookahead + 1) * self.scheduler.limits.max_tokens_of(request)
@@ -223,6 +224,7 @@ class Engine:
 
     def _forget(self, request_id: int) -> None:
         self._samples_left.pop(request_id, None)
+        self._num_empty_plans = 0  # others may run with what it held
         self.adapters.drop_unused()
         self._masks.forget(request_id)
         self._isolation.request_ended(request_id)
@@ -248,8 +250,8 @@ class Engine:
         adapters, grammars and pages from elsewhere were there before they came, and no step is under way."""
         focus = self._isolation.focus
         stuck = [one for one in self._samples_left if focus is None or one in focus]
-        if not stuck or self._steps or self.error is not None:
-            return []  # they have ended meanwhile
+        if not stuck:
+            return []
         error = RequestFailed(f"no step is planned for this request, and none is under way: {self.scheduler.shortage}")
         lines = self.scheduler.describe(stuck)
         found = "; ".join(lines[:MAX_AUDIT_LINES])

@@ -64,6 +64,7 @@ def test_requests_for_which_nothing_is_planned_fail_and_the_engine_goes_on(
     told = [one.getMessage() for one in caplog.records if one.levelno > logging.INFO]
     assert told
     assert "which are ended: 0 sequences run" in told[0]
+    assert "blocked by nothing" in told[0]
     assert f"request {stuck[0].request_id}, sample 0 is waiting: 2 tokens of 6, 0 computed, 0 planned" in told[0]
 
 
@@ -93,3 +94,26 @@ def test_one_empty_plan_ends_nothing():
     engine.abort(1)
     while not engine.is_idle:
         assert not engine.step().failures
+
+
+def test_requests_that_may_run_since_another_has_left_are_not_ended():
+    engine = stopping_engine()
+    engine.add(request(1, prompt=(STUCK,)))
+    engine.add(request(2, max_tokens=3))
+    for _ in range(MAX_EMPTY_PLANS):
+        assert not engine.step().failures
+    engine.abort(1)
+    while not engine.is_idle:
+        assert not engine.step().failures
+
+
+def test_a_request_that_comes_to_others_that_stand_still_is_planned_before_it_is_judged():
+    engine = stopping_engine()
+    engine.add(request(1))
+    engine.scheduler.abort(1)  # as above
+    for _ in range(MAX_EMPTY_PLANS):
+        assert not engine.step().failures
+    engine.add(request(2, max_tokens=3))
+    ended = {failure.request_id for _ in range(4 * MAX_EMPTY_PLANS) for failure in engine.step().failures}
+    assert ended == {1}
+    assert engine.is_idle
