@@ -189,9 +189,7 @@ class Driver:
             pass
         self._tell_admissions()
         if engine.num_in_flight:
-            outcome = engine.collect()
-            self._tell_admissions()
-            self._dispatch(outcome)
+            self._dispatch(engine.collect())
             engine.delivered()
 
     def _gathers_on(self) -> bool:
