@@ -85,6 +85,29 @@ def test_all_answers_that_end_at_once_are_kept():
     assert set(asyncio.run(keep())) == {None}
 
 
+def test_clients_do_not_see_where_the_file_of_responses_is(tmp_path, caplog):
+    settings = replace(SETTINGS, response_store=str(tmp_path / "kept"))
+
+    async def read() -> StoreFailed:
+        first, second = ResponseStore(settings), ResponseStore(settings)
+        await first.add("", RUNNING)
+        await second.open()
+        (lock,) = (file for file in tmp_path.glob("kept-process-*") if file.name.endswith(first._database.runner))
+        lock.rename(tmp_path / "moved")
+        lock.symlink_to(tmp_path / "moved")  # which is not followed
+        with pytest.raises(StoreFailed) as failed:
+            await second.get("", "a")
+        lock.unlink()
+        (tmp_path / "moved").rename(lock)
+        await first.close(1)
+        await second.close(1)
+        return failed.value
+
+    error = asyncio.run(read())
+    assert str(tmp_path) not in error.message
+    assert str(tmp_path) in caplog.text
+
+
 def test_readers_beyond_the_limit_are_told_to_come_back():
     async def read() -> list[object]:
         store = ResponseStore(SETTINGS)

@@ -171,7 +171,10 @@ class ResponseStore:
             self._database = ResponseDatabase(self._path, *self._limits)
         try:
             return work(self._database)
-        except (sqlite3.Error, OSError) as error:
+        except OSError as error:
+            log.error("the store of responses cannot be used: %s", error)
+            raise StoreFailed(f"the store of responses cannot be used: {error.strerror}") from error  # without its path
+        except sqlite3.Error as error:
             raise StoreFailed(f"the store of responses cannot be used: {error}") from error
         finally:
             self._log_trouble(self._database.trouble)
