@@ -21,6 +21,7 @@ class Body(NamedTuple):
 
 async def read_json(service: Service, request: Request) -> Body:
     body = await _read(service, request)
+    await service.arrival_turns.take()
     return Body(await service.offload.run(len(body), lambda: parse_json(body)), len(body))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from quire.server.http.acceptor import Acceptor
 from quire.server.http.connection import Connection
 from quire.server.http.listener import BACKLOG
 from quire.server.http.loading import Loading
@@ -58,18 +59,10 @@ class HttpServer(uvicorn.Server):
         self.config.loaded_app = make_app(service)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen on open sockets, as uvicorn does, and give TLS handshakes a time limit, which uvicorn cannot."""
+        """Listen on open sockets, and give TLS handshakes a time limit, which uvicorn cannot."""
         limit_s = None if self.config.ssl is None else self._ssl_handshake_s
-        loop = asyncio.get_running_loop()
         self.servers = [
-            await loop.create_server(
-                self._new_connection,
-                sock=sock,
-                ssl=self.config.ssl,
-                backlog=self.config.backlog,
-                ssl_handshake_timeout=limit_s,
-                ssl_shutdown_timeout=limit_s,
-            )
+            Acceptor(sock, self._new_connection, self.config.ssl, limit_s)  # type: ignore[misc]  # closed like a server
             for sock in sockets or []
         ]
         self.started = True

@@ -36,6 +36,7 @@ from quire.server.offload import Offload
 from quire.server.rate_limits import RateLimits
 from quire.server.service.adapters import ServedAdapters
 from quire.server.service.arrival import Arrival
+from quire.server.service.arrival_turns import ArrivalTurns
 from quire.server.service.engines import Engines, Port
 from quire.server.service.generation_probe import GenerationProbe
 from quire.server.service.generation_spec import GenerationSpec
@@ -86,6 +87,7 @@ class Service:
         self.tracing: Tracing | None = None
         self.refusals = RefusalLog()
         self.offload = Offload()
+        self.arrival_turns = ArrivalTurns()
         self.response_store = ResponseStore(settings)
         self.grammar_check = GrammarCheck(self.offload, settings.request_timeout_s)
         self.is_draining = False
