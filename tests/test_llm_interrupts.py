@@ -1,5 +1,6 @@
 """Interrupts end what is running, wherever they strike, and the next answers are right."""
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -63,6 +64,16 @@ class InterruptedExecutor(FakeExecutor):
                 raise KeyboardInterrupt
 
 
+class WatchedEngine(Engine):
+    """Calls `before_abort` before it aborts a request."""
+
+    before_abort: Callable[[], None] = staticmethod(lambda: None)
+
+    def abort(self, request_id: int) -> None:
+        self.before_abort()
+        super().abort(request_id)
+
+
 class Model:
     """What `quire.LLM` is apart from its text."""
 
@@ -70,7 +81,7 @@ class Model:
         chosen = limits(**({"num_pages": 40, "max_burst": 2} | changes))
         self.executor = InterruptedExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size)
         scheduler = Scheduler(chosen, lambda: 0.0)
-        self.engine = Engine(scheduler, self.executor, 1, ToyGrammars(), max_burst_s=float("inf"))
+        self.engine = WatchedEngine(scheduler, self.executor, 1, ToyGrammars(), max_burst_s=float("inf"))
         self.stepper = EngineStepper(self.engine)
         self._ids = count(1)
         self.errors: list[QuireError] = []
@@ -261,6 +272,41 @@ def test_an_interrupt_in_the_main_thread_leaves_the_answers_of_others_alone(mome
     assert [len(tokens) for tokens in found] == [25, 25]
     assert found == [expected_tokens(one) for one in theirs]
     assert not model.errors
+    model.check()
+
+
+@pytest.fixture
+def interrupt_main() -> Iterator[Callable[[], None]]:
+    """Raises KeyboardInterrupt in the main thread, also where it waits."""
+    main = threading.main_thread().ident
+    assert main is not None
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    yield lambda: signal.pthread_kill(main, signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_request_that_is_added_after_its_thread_was_interrupted_is_ended(interrupt_main: Callable[[], None]) -> None:
+    """As long as other threads have requests, another thread adds those of the main thread."""
+    model = Model()
+    other = model.begin(model.requests(1, max_tokens=10))
+    in_threads(lambda: next(other[0]) and None)
+    left = model.stream(model.requests(1, max_tokens=40))
+    next(left)
+    left.close()  # type: ignore[attr-defined]
+    is_closed = threading.Event()
+
+    def interrupt() -> None:
+        interrupt_main()
+        assert is_closed.wait(WAIT_S)
+
+    model.engine.before_abort = interrupt  # of what is left, before the next request is added
+    mine = model.begin(model.requests(1, max_tokens=40))
+    with pytest.raises(KeyboardInterrupt):
+        model.answers(mine)
+    model.engine.before_abort = lambda: None
+    is_closed.set()
+    in_threads(lambda: model.answers(other) and None)
+    assert model.engine.is_idle
     model.check()
 
 

@@ -195,7 +195,8 @@ class EngineStepper:
         if self._is_at_work:
             self._start_over()
         self._is_at_work = True
-        for run in [run for run in list(self._open) if run.is_over]:  # an interrupt came while it was closed
+        # An interrupt came while they were closed, or before `_apart` had added their requests.
+        for run in [run for run in {*list(self._open), *list(self._runs.values())} if run.is_over]:
             self._drop_all(run)
         while self._left:
             self.engine.abort(self._left.pop())
