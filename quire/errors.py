@@ -33,6 +33,7 @@ Each has a `kind`, which clients see, and an HTTP `status`. A message names the 
 path of the field that is wrong, where one is.
 """
 
+import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -53,6 +54,16 @@ def listed(names: Sequence[str], between: str = ", ") -> str:
     """The first names of a list, and the number of the others."""
     more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
     return between.join(names[:MOST_LISTED]) + more
+
+
+# The folders of an absolute path: within quotes with their spaces, else up to the first. Addresses, relative paths and
+# fractions have something before the slash.
+_FOLDERS = re.compile(r"""(?<=['"])/(?:[^/'"\n]+/)*(?=[^/\s'"])|(?<![\w./~'"-])/(?:[^/\s'",]+/)*(?=[^/\s])""")
+
+
+def without_folders(message: str) -> str:
+    """`message` as clients may read it: of the machine's paths only the last name."""
+    return _FOLDERS.sub("", message)
 
 
 MAX_MESSAGE = 2000  # characters: messages repeat what clients sent

@@ -125,6 +125,32 @@ def test_a_front_end_serves_without_an_engine_that_was_given_up_before_it_starte
     asyncio.run(run())
 
 
+def test_clients_see_no_folder_of_the_machine_in_the_reason_of_an_engine_that_is_given_up(tmp_path: Path) -> None:
+    """Before there is a service, when it begins, and when an engine is lost later."""
+    write_tokenizer(tmp_path)
+    addresses = [str(tmp_path / name) for name in ("one", "nothing")]
+    later = GaveUp(f"{tmp_path}/model.safetensors: it is cut off, 16 times in a row; it is not started again", engine=0)
+
+    async def run() -> None:
+        process = EngineProcess(addresses[0], FakeEngine(tmp_path))
+        running = asyncio.create_task(process.run())
+        front_end = FrontEnd(ServerSettings(data_parallel=2), 1)
+        front_end.give_up(GaveUp(f"{tmp_path}/config.json: it is missing", engine=1))
+        assert front_end._loading.reason == "config.json: it is missing"
+        service = await asyncio.wait_for(front_end.join(addresses), WAIT_S)
+        assert service.engines[1].why_not == "config.json: it is missing"
+        front_end.give_up(later)
+        told = "model.safetensors: it is cut off, 16 times in a row; it is not started again"
+        assert service.engines[0].why_not == told
+        assert told in (service.why_not_ready or "")
+        assert str(tmp_path) not in (service.why_not_ready or "")
+        await front_end.close(service)
+        process.stop()
+        await asyncio.wait_for(running, WAIT_S)
+
+    asyncio.run(run())
+
+
 def test_an_engine_on_another_platform_is_not_used(tmp_path: Path) -> None:
     """Its numbers, and so its tokens, could be others."""
     write_tokenizer(tmp_path)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from quire.engine.garbage_collection import freeze_gc
-from quire.errors import InvalidSetting, QuireError
+from quire.errors import InvalidSetting, QuireError, without_folders
 from quire.ipc.supervisor_link import (
     ALIVE_INTERVAL_S,
     Alive,
@@ -128,13 +128,13 @@ class FrontEnd:
             self._others.hear(message.counts)
 
     def give_up(self, news: GaveUp) -> None:
-        """Note that an engine will not be started again."""
-        self._gave_up[news.engine] = news.reason
+        """Note that an engine will not be started again. The supervisor has logged the reason as it is."""
+        reason = self._gave_up[news.engine] = without_folders(news.reason)
         if self._keeping:
             self._keeping[news.engine].cancel()
         if self._service is not None:
-            self._service.disconnect(news.reason, news.engine)
-        self._loading.reason = news.reason
+            self._service.disconnect(reason, news.engine)
+        self._loading.reason = reason
         if len(self._gave_up) == self._settings.data_parallel:
             self._loading.is_in_vain = True
             self._in_vain.set()
@@ -236,6 +236,7 @@ class FrontEnd:
             self._admit(self._service, line)
 
     def on_waiting(self, line: "EngineLine", reason: str) -> None:
+        reason = without_folders(reason)
         self._loading.reason = reason
         if self._service is not None:
             self._service.engines[line.engine].why_not = reason
