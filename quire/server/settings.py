@@ -88,9 +88,11 @@ class ServerSettings:
     max_buffered_tokens: int = setting(
         65_536, LIMITS, "Tokens buffered for a client that does not read; beyond, its request is ended."
     )
-    request_timeout_s: float | None = setting(None, LIMITS, "Seconds after which a request is ended with 504.")
+    request_timeout_s: float | None = setting(
+        None, LIMITS, "Seconds after which a request is ended with 504, or a stream with an error."
+    )
     queue_timeout_s: float | None = setting(
-        None, LIMITS, "Seconds after which a request that has no slot is ended with 504."
+        None, LIMITS, "Seconds after which a request that has no slot is ended in the same way."
     )
     served_model_name: str | None = setting(None, API, "Model name for clients; by default its own.")
     strict: bool = setting(False, API, "Refuse unknown fields instead of warning about them.")
