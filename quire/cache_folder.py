@@ -3,11 +3,13 @@
 import os
 import stat
 import tempfile
+import time
 from pathlib import Path
 
 from quire.errors import InvalidSetting
 
 HOME_CACHE = Path("~/.cache/quire")
+UNFINISHED_S = 3600.0  # after which no process still writes a file
 
 
 def cache_folder(chosen: Path | str | None = None, name: str = "cache_dir") -> Path:
@@ -25,6 +27,18 @@ def hub_folder(cache_dir: Path | str | None, hub_cache: Path | str | None) -> Pa
     if hub_cache is not None:
         return cache_folder(hub_cache, "hub_cache")
     return None if cache_dir is None else cache_folder(cache_dir) / "hub"
+
+
+def is_left_unfinished(path: Path) -> bool:
+    """True for an unfinished file that no process still writes: it is old, or a clock was wrong when it was written."""
+    return abs(time.time() - path.stat().st_mtime) > UNFINISHED_S
+
+
+def last_use_s(path: Path) -> float:
+    """The time at which it was used last. A time in the future comes from a clock that was wrong: it was long ago. The
+    clocks of machines that share a folder may differ a little."""
+    used_s = path.stat().st_mtime
+    return used_s if used_s <= time.time() + UNFINISHED_S else 0.0
 
 
 def _temporary_cache() -> Path:

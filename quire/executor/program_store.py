@@ -19,6 +19,7 @@ import jaxlib.version
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
 import quire
+from quire.cache_folder import is_left_unfinished, last_use_s
 from quire.ops.gpu import mosaic
 from quire.ops.native.library import has_failed_parts, need_operation
 from quire.ops.native.processor import instruction_set
@@ -31,7 +32,6 @@ SOURCES = ("executor", "models", "ops", "reach.py", "sharding.py", "request.py")
 NAME_LENGTH = 32
 NAME = re.compile(rf"[0-9a-f]{{{NAME_LENGTH}}}")  # marks the folders of this store among others
 KEPT_FOLDERS = 64  # those that were used last
-UNFINISHED_S = 3600.0  # after which no process still writes a file
 MAX_CLAIM_S = 120.0  # that one process waits for another to compile a program; one that stands still has no end
 CLAIM_POLL_S = 0.05
 MAX_PROGRAM_BYTES = 2 << 30
@@ -184,7 +184,7 @@ class ProgramStore:
             os.utime(self._folder)
             self._delete_unfinished()
             ours = [path for path in self._folder.parent.iterdir() if NAME.fullmatch(path.name) and path.is_dir()]
-            last_first = sorted(ours, key=lambda folder: (folder == self._folder, _used_s(folder)), reverse=True)
+            last_first = sorted(ours, key=lambda folder: (folder == self._folder, last_use_s(folder)), reverse=True)
         except OSError as error:
             log.warning("%s cannot be tidied up: %s", self._folder.parent, error)
             return
@@ -197,17 +197,11 @@ class ProgramStore:
         for path in self._folder.iterdir():
             is_unfinished = path.suffix == ".claim" or path.suffix[1:].isdecimal()
             with contextlib.suppress(FileNotFoundError):
-                if is_unfinished and abs(time.time() - path.stat().st_mtime) > UNFINISHED_S:
+                if is_unfinished and is_left_unfinished(path):
                     path.unlink()
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.program"
-
-
-def _used_s(path: Path) -> float:
-    """When it was used last. One from the future was used when a clock was wrong, which is long ago."""
-    used_s = path.stat().st_mtime
-    return used_s if used_s <= time.time() else 0.0
 
 
 def _lock(file: int) -> bool:

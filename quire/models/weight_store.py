@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from threading import Thread, get_ident
@@ -15,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from quire.cache_folder import is_left_unfinished, last_use_s
 from quire.files.array_file import Array, DamagedFile, read_arrays, write_arrays
 from quire.files.tensor_source import file_identities
 from quire.models.checkpoint import for_kernels, leaves, map_params, placed
@@ -31,7 +31,6 @@ KEY_LENGTH = 32
 NAME = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}\.weights")
 KEPT_FILES = 4  # those that were used last
 MAX_SHARE = 0.25  # of the free disk space, for one file
-UNFINISHED_S = 3600.0  # after which no process still writes a file
 
 
 class WeightStore:
@@ -101,9 +100,9 @@ class WeightStore:
         for path in self._path.parent.iterdir():
             if NAME.fullmatch(path.name):
                 kept.append(path)
-            elif path.suffix[1:].isdecimal() and abs(time.time() - path.stat().st_mtime) > UNFINISHED_S:
+            elif path.suffix[1:].isdecimal() and is_left_unfinished(path):
                 path.unlink(missing_ok=True)
-        last_first = sorted(kept, key=lambda path: path.stat().st_mtime, reverse=True)
+        last_first = sorted(kept, key=last_use_s, reverse=True)
         for path in last_first[KEPT_FILES - 1 :]:
             log.info("packed weights that %d others were used after are deleted: %s", KEPT_FILES - 1, path)
             path.unlink(missing_ok=True)  # processes that have it mapped keep it

@@ -10,11 +10,12 @@ import jax
 import numpy as np
 import pytest
 
+from quire.cache_folder import UNFINISHED_S
 from quire.files.array_file import ALIGNMENT, DamagedFile, read_arrays, write_arrays
 from quire.models.checkpoint import load_weights
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
-from quire.models.weight_store import KEPT_FILES, UNFINISHED_S, WeightStore, kept_bytes
+from quire.models.weight_store import KEPT_FILES, WeightStore, kept_bytes
 from quire.ops.native import int8_product
 from tests.models.cases import CASES
 from tests.models.tiny import NamedTensors
@@ -168,6 +169,23 @@ def test_few_files_are_kept_and_unfinished_ones_deleted(tmp_path: Path) -> None:
     left = {path.name for path in folder.iterdir()}
     assert len(left) == KEPT_FILES + 1
     assert {*names[: KEPT_FILES - 1], "a-note.txt"} <= left
+
+
+def test_files_of_a_clock_that_was_wrong_do_not_displace_the_last_used(tmp_path: Path) -> None:
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    used, future = time.time() - 60, time.time() + 1e8
+    names = [f"{number:032x}.weights" for number in range(KEPT_FILES + 2)]
+    for number, name in enumerate(names):
+        (folder / name).write_text("")
+        os.utime(folder / name, (used, used) if number < KEPT_FILES - 1 else (future, future))
+    store = store_in(tmp_path)
+    store.load(MODEL, packed)
+    assert store.saving is not None
+    store.saving.join()
+    left = {path.name for path in folder.iterdir()}
+    assert len(left) == KEPT_FILES
+    assert {*names[: KEPT_FILES - 1]} <= left
 
 
 def test_arrays_come_back_as_they_were(tmp_path: Path) -> None:

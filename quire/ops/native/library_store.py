@@ -7,11 +7,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from quire.cache_folder import is_left_unfinished
 from quire.regular_file import open_regular
 
 log = logging.getLogger(__name__)
@@ -19,7 +19,6 @@ log = logging.getLogger(__name__)
 KEY_LENGTH, DIGEST_LENGTH = 24, 32
 TRIAL_TIMEOUT_S = 60
 SCRATCH = ".build-"  # begins the names of folders to build in
-UNFINISHED_S = 3600.0  # after which no process still builds in one
 # Loads a library and runs a vectorised function of it, in a process that may end by a signal.
 TRIAL = """
 import ctypes, sys
@@ -97,7 +96,7 @@ class LibraryStore:
         """Delete what processes left that ended while they built."""
         for path in self._folder.glob(f"{SCRATCH}*"):
             with suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > UNFINISHED_S:
+                if is_left_unfinished(path):
                     shutil.rmtree(path, ignore_errors=True)
 
     def _keep(self, built: Path) -> Path:
