@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from quire.ipc.process_lock import ProcessLock
+
 log = logging.getLogger(__name__)
 
 
@@ -22,15 +24,17 @@ def announced(address: str) -> Iterator[None]:
             if not _is_own(folder):  # links in it would lead writers to other files of this user
                 raise OSError(f"{folder} is not a folder of this user")
             _remove_old_ones(folder)
-            file = folder / f"{os.getpid()}.address"
-            opened = stack.enter_context(file.open("w", encoding="utf-8"))
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            opened.write(address)
-            opened.flush()
-            stack.callback(file.unlink, missing_ok=True)
+            stack.callback(_written(folder / f"{os.getpid()}.address", address).release)
         except OSError as error:
             log.warning("`quire health` finds this server by its address only: %s", error)
         yield
+
+
+def _written(file: Path, address: str) -> ProcessLock:
+    while True:
+        file.write_text(address, encoding="utf-8")
+        with contextlib.suppress(FileNotFoundError):  # another server that starts removed it before it was locked
+            return ProcessLock(file)
 
 
 def running_servers() -> list[str]:

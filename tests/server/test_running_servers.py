@@ -1,5 +1,6 @@
 """The files by which `quire health` finds servers."""
 
+import multiprocessing
 import os
 import tempfile
 from pathlib import Path
@@ -38,3 +39,20 @@ def test_nothing_is_written_through_links_that_others_can_have_made(folder, tmp_
     with announced(ADDRESS):
         assert precious.read_text() == "kept"
         assert running_servers() == []
+
+
+def test_servers_that_start_at_once_do_not_remove_the_files_of_each_other(folder):
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        for listed in pool.map(_starts, [str(folder.parent)] * 2):
+            assert all(listed)
+
+
+def _starts(temporary: str) -> list[bool]:
+    """Whether a server is listed, each of the times that it starts."""
+    tempfile.tempdir = temporary
+    listed = []
+    for number in range(200):
+        address = f"http://127.0.0.1:{os.getpid()}/{number}"
+        with announced(address):
+            listed.append(address in running_servers())
+    return listed
