@@ -41,7 +41,8 @@ class LoadedAdapters:
         self.root = root
         self._numbers: set[int] = set()  # on the executor's host
         self._reading: dict[str, Future[ReadAdapter]] = {}
-        self._reading_for_begun: dict[str, Future[ReadAdapter]] = {}  # by digest; those that failed stay
+        self._reading_for_begun: dict[str, Future[ReadAdapter]] = {}  # by digest
+        self._awaited: dict[int, str] = {}  # digests of those, by the request that waits
         self._held: dict[int, int] = {}  # numbers, by the request that will have the adapter
         self._pool = ThreadPoolExecutor(1, "quire-adapters")  # its thread begins with its first work
         self.folders: dict[str, str] = {}
@@ -77,7 +78,9 @@ class LoadedAdapters:
             return reading
         number = self._slots.with_digest(request.adapter, request.adapter_digest)
         if number is None:
-            reading = reading or self._read_for_begun(request.adapter_digest, submit.adapter_folder, request.adapter)
+            if reading is None:
+                reading = self._read_for_begun(request.adapter_digest, submit.adapter_folder, request.adapter)
+                self._awaited[request.request_id] = request.adapter_digest
             if not reading.done() or reading is self._reading.get(request.adapter):
                 return reading
             number = self._use_for_begun(request.adapter, request.adapter_digest, reading.result())
@@ -87,6 +90,9 @@ class LoadedAdapters:
 
     def release(self, request_id: int) -> None:
         """The request has its adapter, or needs none any more."""
+        digest = self._awaited.pop(request_id, "")
+        if digest not in self._awaited.values():  # what was read for it has no other use
+            self._reading_for_begun.pop(digest, None)
         number = self._held.pop(request_id, None)
         if number is not None:
             self._slots.let_go(number)

@@ -1,6 +1,7 @@
 """An engine that starts again has the adapters that clients loaded before, and says so from the start."""
 
 from queue import SimpleQueue
+from threading import Event
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ class Commands:
 
     def __init__(self, tmp_path: Any) -> None:
         self.read: SimpleQueue[AdapterRead] = SimpleQueue()
+        self.may_read = Event()
+        self.may_read.set()
         self.slots = AdapterSlots(4)
         executor: Any = FakeExecutor(8, 4, 4)
         self.adapters = LoadedAdapters(self.slots, lambda: executor, self._open, tmp_path)
@@ -38,8 +41,8 @@ class Commands:
     def table(self) -> AdapterTable:
         return self.commands.table()
 
-    @staticmethod
-    def _open(folder: str) -> Any:
+    def _open(self, folder: str) -> Any:
+        assert self.may_read.wait(WAIT_S)
         if folder.endswith("gone"):
             raise InvalidAdapter(f"{folder}: there is no such folder")
         return [folder]
@@ -107,3 +110,28 @@ def test_a_client_loads_one_while_others_are_read_again(commands: Commands, tmp_
     assert commands.table == AdapterTable(7, {"a": "/a"})
     commands.finish_one()
     assert commands.table == AdapterTable(8, {"a": "/a", "b": str(tmp_path / "b")})
+
+
+def test_what_was_read_for_requests_that_have_left_is_forgotten(commands: Commands) -> None:
+    """They began with it in an engine that ended."""
+    digest = FakeExecutor(8, 4, 4).adapter_digest(["/a"])
+    submits = [Submit(request(n, adapter="a", adapter_digest=digest), adapter_folder="/a") for n in range(4)]
+    commands.may_read.clear()
+    reading = commands.adapters.prepare(submits[0])
+    assert reading is not None
+    assert commands.adapters.prepare(submits[1]) is reading, "it is read once for both"
+    commands.may_read.set()
+    reading.result(WAIT_S)
+    commands.may_read.clear()
+    for request_id in (0, 1):
+        commands.adapters.release(request_id)
+    again = commands.adapters.prepare(submits[2])
+    assert again is not None
+    assert again is not reading
+    assert commands.adapters.prepare(submits[3]) is again
+    commands.may_read.set()
+    again.result(WAIT_S)
+    commands.adapters.release(2)
+    assert commands.adapters.prepare(submits[3]) is None, "the other one has it"
+    commands.adapters.release(3)
+    assert commands.slots.with_digest("a", digest) is None
