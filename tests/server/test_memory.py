@@ -54,5 +54,6 @@ def test_a_failed_request_leaves_nothing_to_the_garbage_collector(make_server, w
     server = make_server()
     body = {"prompt": [NAN, 3], "max_tokens": 5, "stream": stream}
     answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=WAIT_S)
-    assert answer.status_code == 500, answer.text
+    # The headers of a stream may be on their way before its first step fails.
+    assert answer.status_code == 500 or (stream and '"error"' in answer.text), answer.text
     wait_until(lambda: not num_left(server.service))
