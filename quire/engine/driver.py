@@ -301,39 +301,35 @@ class Driver:
 
     def _prepare(self, port: Port, command: Submit, waited_s: float, sent_s: float, stage: int = 0) -> None:
         """Add a request once its adapter is read, and then its grammar compiled, and then its pages received."""
-        for number, (prepare, is_once) in enumerate(self._stages[stage:], start=stage):
-            try:
+        request_id = command.request.request_id
+        try:
+            for number, (prepare, is_once) in enumerate(self._stages[stage:], start=stage):
                 preparing = prepare(command)
-            except QuireError as refusal:
-                self._forget(command.request.request_id)
-                self._refuse(port, command, refusal)
-                return
-            if preparing is not None:
-                prepared = Prepared(command, sent_s, number + is_once)
-                self._preparing.begin(command, waited_s)
-                preparing.add_done_callback(lambda _, prepared=prepared: self.post(port, prepared))  # type: ignore[misc]
-                return
-        self._add(port, command, waited_s, sent_s)
+                if preparing is not None:
+                    prepared = Prepared(command, sent_s, number + is_once)
+                    self._preparing.begin(command, waited_s)
+                    preparing.add_done_callback(lambda _, prepared=prepared: self.post(port, prepared))  # type: ignore[misc]
+                    return
+            self._add(port, command, waited_s, sent_s)
+        except QuireError as refusal:
+            self._forget(request_id)
+            self._refuse(port, command, refusal)
+        except Exception as error:  # caused by this request, as it does not run yet
+            log.exception("request %d cannot be added", request_id)
+            self._abort(request_id)
+            self._refuse(port, command, RequestFailed(f"the engine cannot add this request: {reason_of(error)}"))
 
     def _add(self, port: Port, command: Submit, waited_s: float, sent_s: float) -> None:
         request = command.request
-        try:
-            self._engine.add(request, command.so_far, waited_s)
-            self._engine.adapters.release(request.request_id)
-            if request.adapter is not None and not request.adapter_digest:
-                begun_with = self._engine.adapters.begun_with(request.adapter)
-                self._deliver(port, [BegunWith(request.request_id, *begun_with)])
-            now, call = self._clock(), self._engine.observers.call
-            call(self._times, self._times.add, request.request_id, sent_s, now, request.timings)
-            if request.traced:
-                call(self._traces, self._traces.add, request.request_id)
-        except QuireError as refusal:
-            self._forget(request.request_id)
-            self._refuse(port, command, refusal)
-        except Exception as error:  # caused by this request, as it does not run yet
-            log.exception("request %d cannot be added", request.request_id)
-            self._abort(request.request_id)
-            self._refuse(port, command, RequestFailed(f"the engine cannot add this request: {reason_of(error)}"))
+        self._engine.add(request, command.so_far, waited_s)
+        self._engine.adapters.release(request.request_id)
+        if request.adapter is not None and not request.adapter_digest:
+            begun_with = self._engine.adapters.begun_with(request.adapter)
+            self._deliver(port, [BegunWith(request.request_id, *begun_with)])
+        now, call = self._clock(), self._engine.observers.call
+        call(self._times, self._times.add, request.request_id, sent_s, now, request.timings)
+        if request.traced:
+            call(self._traces, self._traces.add, request.request_id)
 
     def _refuse(self, port: Port, command: Submit, error: QuireError) -> None:
         self._deliver(port, [Failed.from_error(command.request.request_id, error)])
