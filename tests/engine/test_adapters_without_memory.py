@@ -5,6 +5,7 @@ import time
 from quire.core.scheduler import Scheduler
 from quire.engine.driver import Driver
 from quire.engine.engine import Engine
+from quire.errors import RequestFailed
 from quire.ipc.messages import Submit
 from tests.core.harness import limits, request
 from tests.engine.test_driver import Client
@@ -29,6 +30,6 @@ def test_an_adapter_that_does_not_fit_fails_the_request_that_another_engine_bega
     client.port.send(Submit(begun, adapter_folder="/a"))
     other = client.submit(2)
     client.wait_for(begun, other)
-    assert "no room for an adapter" in client.ended[begun.request_id].message
+    assert client.ended[begun.request_id].kind == RequestFailed.kind
     assert client.tokens[other.request_id] == expected_tokens(other)
     assert driver.stop(join_s=WAIT_S)
