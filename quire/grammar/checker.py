@@ -5,6 +5,7 @@ from its text, and a thread that compiles one cannot be stopped. So each is comp
 bounded in processor time and memory and killed when it takes more.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -112,7 +113,8 @@ def answer_line(number: int, error: str | None) -> bytes:
 
 def _write(number: int, error: str | None) -> None:
     """Write an answer in one call, so that answers of children do not interleave."""
-    os.write(1, answer_line(number, error))
+    with contextlib.suppress(BrokenPipeError):  # the parent was killed, and the input ends next
+        os.write(1, answer_line(number, error))
 
 
 if __name__ == "__main__":

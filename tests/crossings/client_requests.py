@@ -135,7 +135,7 @@ class Clients:
                         await asyncio.sleep(RETRY_S)
                         continue
                     if request.fold is None or response.status_code != 200:
-                        answer.body = json.loads(await response.aread())
+                        answer.body = await _json(response)
                         break
                     async for event in _events(response):
                         answer.events.append(event)
@@ -148,6 +148,14 @@ class Clients:
                 answer.status, answer.body = polled.status_code, polled.json()
         except httpx.TransportError:
             answer.was_cut = True
+
+
+async def _json(response: httpx.Response) -> Json:
+    content = await response.aread()
+    if response.headers["content-type"].startswith("text/plain"):  # a part of its body came too late for any API
+        return {"error": content.decode()}
+    found: Json = json.loads(content)
+    return found
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[Json]:
@@ -164,6 +172,7 @@ TOOL = {
 }
 ANTHROPIC_TOOL = {"name": "weather", "input_schema": TOOL["parameters"]}
 SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}, "n": {"enum": [1, 22]}}, "required": ["ok", "n"]}
+ADAPTERS = ("first", "second", "third")
 USER = [{"role": "user", "content": "Tell me more."}]
 SYSTEM = [{"role": "system", "content": "Be kind."}, *USER]
 
@@ -207,6 +216,10 @@ REQUESTS = (
     _completion("several prompts", prompt=["Once", "Twice", "Once upon"], n=2, temperature=1.0),
     _completion("token ids, streamed", stream=True, return_token_ids=True, priority=3, ignore_eos=True),
     _completion("choices", guided_choice=["yes", "no"]),
+    _chat("an adapter, timings", model="first", timings=True),
+    _chat("an adapter, schema", model="second", response_format={"type": "json_object"}),
+    _completion("an adapter, streamed", model="second", stream=True, temperature=1.0),
+    _completion("another adapter", model="third", prompt=["Once", "Twice"], timings=True, echo=True, logprobs=1),
     _completion("long, streamed", stream=True, max_tokens=64, temperature=1.0, ignore_eos=True),
     _messages("stop sequences, streamed", stream=True, stop_sequences=["o"], temperature=0),
     _messages("tools", tools=[ANTHROPIC_TOOL], tool_choice={"type": "any"}),

@@ -32,6 +32,11 @@ def _a_worker_is_killed(crowd: ServedCrowd) -> None:
     crowd.signal("quire-http", signal.SIGKILL)
 
 
+def _the_server_is_told_to_stop(crowd: ServedCrowd) -> None:
+    crowd.wait_for_text()
+    crowd.end()
+
+
 _ENGINE_ENDS = (
     r"(the engine process|the process of engine \d) ended",
     r"(engine \d: )?the engine (process has ended|cannot be reached: .*); ",
@@ -110,6 +115,10 @@ AT_SERVER = [
     ),
     ServerCapability(
         name="a worker ends", strike=_a_worker_is_killed, in_servers=True, explains=(r"quire-http-\d ended",),
+    ),
+    ServerCapability(
+        name="the server drains", strike=_the_server_is_told_to_stop,
+        in_servers=True, explains=("request refused .* status=(503|529)",),
     ),
     ServerCapability(name="clients leave", num_leaving=6, in_servers=True),
     ServerCapability(

@@ -5,6 +5,8 @@ import json
 import os
 import select
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -21,6 +23,8 @@ from quire.server.service.generation_spec import GenerationSpec, NamedGrammar
 from quire.server.service.grammar_check import GrammarCheck
 from quire.server.service.service import Service
 from quire.server.settings import ServerSettings
+from tests.patience import WAIT_S
+from tests.server.processes import wait_until
 from tests.server.vocabulary import served_model
 
 SLOW = json_schema({"type": "integer", "multipleOf": 999983})  # is given up after a second
@@ -178,3 +182,22 @@ def test_answers_of_children_that_write_to_one_pipe_do_not_mix(character: str) -
     line = answer_line(2**63, character * 5000)
     assert len(line) <= select.PIPE_BUF
     assert json.loads(line)["id"] == 2**63
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc lists processes")
+def test_a_checker_whose_parent_was_killed_ends_without_a_word() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "quire.grammar.checker"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    process.stdin.write(json.dumps({"id": 1, "kind": SLOW.kind, "text": SLOW.text}).encode() + b"\n")
+    process.stdin.flush()
+    wait_until(lambda: bool(checkers(process.pid)))
+    wait_until(lambda: not checkers(process.pid))  # it has answered, to nobody
+    process.stdin.close()
+    assert process.stderr.read() == b""
+    assert process.wait(WAIT_S) == 0
