@@ -205,7 +205,8 @@ def test_a_reader_at_the_end_follows_the_answer(browser, server):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", OTHER_HOST])
-def test_an_answer_is_copied_also_where_the_browser_does_not_trust_the_address(browser, server, host):
+def test_an_answer_is_copied_also_where_the_browser_does_not_trust_the_address(browser, make_server, host):
+    server = make_server(settings=ServerSettings(host="0.0.0.0"))  # on loopback no name leads to it
     browser.open(server.url.replace("127.0.0.1", host))
     browser.wait_for("#model", server.model.name)
     assert browser.run("return isSecureContext") == (host != OTHER_HOST)
@@ -215,6 +216,14 @@ def test_an_answer_is_copied_also_where_the_browser_does_not_trust_the_address(b
     browser.wait_for(".foot button", "Copied")
     browser.type("#input", CONTROL + "v" + RELEASE)
     assert browser.run("return document.getElementById('input').value").split() == said.split()
+
+
+def test_a_name_that_was_made_to_lead_to_loopback_gets_no_answers(browser, server):
+    """DNS rebinding: to the browser the page is of the name's own origin."""
+    browser.open(server.url.replace("127.0.0.1", OTHER_HOST))
+    browser.wait_for("#model", server.model.name)
+    say(browser, "hi")
+    assert "--cors-allow-origin" in browser.text("#talk")
 
 
 def test_thinking_is_folded_above_the_answer(browser, make_server):
