@@ -31,10 +31,16 @@ class Origins:
         is_preflight = scope["method"] == "OPTIONS" and b"access-control-request-method" in headers
         if not is_preflight and (self._has_keys or self._is_allowed(origin, headers)):
             return
-        key = "" if self._has_keys else ", or an API key"
+        remedy = "--cors-allow-origin" if self._has_keys else "--cors-allow-origin, or an API key"
+        host = headers.get(b"host", "")
+        if self._is_on_loopback and not _leads_to_loopback(host):
+            raise ForbiddenOrigin(
+                f"Host is {shown(host)}, a name that its owner can make lead to loopback, where this server listens; "
+                f"pages of another address than 127.0.0.1 or localhost need {remedy}"
+            )
         raise ForbiddenOrigin(
-            f"Origin is {shown(origin)}, which is not that of this server, {shown(headers.get(b'host', ''))}; pages of "
-            f"other origins need --cors-allow-origin{key}"
+            f"Origin is {shown(origin)}, which is not that of this server, {shown(host)}; pages of other origins need "
+            f"{remedy}"
         )
 
     def _is_allowed(self, origin: str, headers: dict[bytes, str]) -> bool:
