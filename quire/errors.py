@@ -56,14 +56,19 @@ def listed(names: Sequence[str], between: str = ", ") -> str:
     return between.join(names[:MOST_LISTED]) + more
 
 
-# The folders of an absolute path: within quotes with their spaces, else up to the first. Addresses, relative paths and
-# fractions have something before the slash.
-_FOLDERS = re.compile(r"""(?<=['"])/(?:[^/'"\n]+/)*(?=[^/\s'"])|(?<![\w./~'"-])/(?:[^/\s'",]+/)*(?=[^/\s])""")
+# An absolute path: within quotes with its spaces, else up to the first. Addresses, relative paths and fractions have
+# something before the slash, or another slash behind it.
+_PATH = re.compile(r"""(?<=['"])/(?![/\s])[^'"\n]+|(?<![\w./~'"-])/(?![/\s])[^\s'",]+""")
 
 
 def without_folders(message: str) -> str:
     """`message` as clients may read it: of the machine's paths only the last name."""
-    return _FOLDERS.sub("", message)
+    return _PATH.sub(_last_name, message)
+
+
+def _last_name(path: re.Match[str]) -> str:
+    name = path[0].rstrip("/").rpartition("/")[2]
+    return path[0][path[0].rindex(name) :]
 
 
 MAX_MESSAGE = 2000  # characters: messages repeat what clients sent

@@ -117,8 +117,8 @@ class ServedCrowd:
             return None
         if self.has_ended and not answer.events and (answer.was_cut or answer.status in (0, 503)):
             return None  # it came too late, or asked too late for its answer
-        if self.cuts_connections and (answer.body or {}).get("background") and answer.error is not None:
-            return None  # its worker was killed
+        if self.cuts_connections and request.body.get("background") and answer.error is not None:
+            return None  # it ended with its worker, and where that was the only one its memory of responses, too
         told = answer.body or answer.events[-3:]
         assert answer.status == 200, f"{request}: {answer.status}, {told}"
         assert answer.error is None, f"{request}: {answer.error}"

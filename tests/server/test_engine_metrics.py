@@ -8,7 +8,7 @@ from quire.core.scheduler import Scheduler
 from quire.engine.driver import Driver, Phase
 from quire.engine.engine import Engine as QuireEngine
 from quire.engine.meter import attach_meter, read_stats
-from quire.ipc.messages import Event, Stats, Submit
+from quire.ipc.messages import Event, Progress, Stats, Submit
 from quire.server.observe.endpoint_metrics import write_endpoint
 from quire.server.observe.engine_metrics import JOINED, SUMMED, sum_stats, write_engines
 from quire.server.observe.exposition import Exposition
@@ -54,7 +54,8 @@ class Engine:
         return self.now
 
     def take(self, events: list[Event]) -> None:
-        self.now += DELIVERY_S
+        if any(isinstance(event, Progress) for event in events):  # admissions are told while a step runs
+            self.now += DELIVERY_S
 
     def ask(self, count: int, **fields: object) -> None:
         self.port.send(Submit(request(self.port.request_id(count), sampling=GREEDY, **fields)))

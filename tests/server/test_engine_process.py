@@ -138,12 +138,12 @@ def test_a_process_that_stood_still_does_not_hold_the_time_against_its_steps(tmp
             front = await Front().join(tmp_path / "engine")
             await until(lambda: bool(front.of(Ready)))
             front.client.send(Submit(request(front.client.request_id(1), max_tokens=1)))
-            await until(lambda: process._waited_s(process.engine, process._meter) > 0.5)
-            before_s = process._waited_s(process.engine, process._meter)
+            await until(lambda: process._waited_s(process.engine) > 0.5)
+            before_s = process._waited_s(process.engine)
             time.sleep(1.2)  # the loop does not turn, as when the process is stopped
-            assert process._waited_s(process.engine, process._meter) < before_s + 1.2
+            assert process._waited_s(process.engine) < before_s + 1.2
             # A step that goes on is timed again.
-            await until(lambda: process._waited_s(process.engine, process._meter) > 0.15)
+            await until(lambda: process._waited_s(process.engine) > 0.15)
             may_end.set()
 
     asyncio.run(run())
@@ -164,12 +164,12 @@ def test_a_check_of_the_device_that_hangs_is_told_to_the_supervisor_and_to_front
             await until(lambda: bool(front.of(Ready)))
             assert process.engine.checking_s is None
             checking = asyncio.create_task(asyncio.to_thread(process.engine.check_device))
-            await until(lambda: process._waited_s(process.engine, process._meter) > 0.1)
+            await until(lambda: process._waited_s(process.engine) > 0.1)
             assert process.engine.checking_s is not None
             await until(lambda: any(one.checking_s is not None for one in front.of(Stats)))
             release.set()
             await checking
-            assert process._waited_s(process.engine, process._meter) == 0
+            assert process._waited_s(process.engine) == 0
             await until(lambda: front.of(Stats)[-1].checking_s is None)
 
     asyncio.run(run())

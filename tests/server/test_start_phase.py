@@ -84,7 +84,7 @@ def test_an_engine_of_a_model_tells_its_phases(tmp_path_factory):
     first = phases.index(counts[0][0])
     assert phases.index("loading JAX") < phases.index("making random weights") < first
     num_made, num_needed = map(int, counted.split())
-    assert num_made == num_needed > 0
+    assert 0 < num_made <= num_needed  # those that are kept may be loaded behind the first of them
     assert all(int(found[1]) <= int(found[2]) == num_needed for found in counts)
 
 
