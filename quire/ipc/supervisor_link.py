@@ -123,7 +123,7 @@ def bind_to_parent(name: str, parent: int) -> None:
 
 
 def _end_before_parent() -> None:
-    """Where memory runs out the system ends this process rather than its parent, which logs that and starts another."""
+    """Let the system end this process before its parent when memory runs out: the parent logs it and starts another."""
     score = Path("/proc/self/oom_score_adj")
     with contextlib.suppress(OSError, ValueError):  # /proc may be hidden
         score.write_text(str(min(MAX_OOM_SCORE, int(score.read_text()) + OOM_SCORE)))
