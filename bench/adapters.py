@@ -23,7 +23,7 @@ from quire import LLM, SamplingParams
 from quire.files.model_files import locate
 from quire.models.adapters import adapted_layers
 from quire.models.checkpoint import leaves
-from quire.models.decoder import Decoder
+from quire.models.parts.decoder import Decoder
 from quire.models.registry import build_model
 
 

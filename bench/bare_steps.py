@@ -31,22 +31,22 @@ import jax
 import numpy as np
 from device_time import profiled, report
 
-from quire.config import Config
 from quire.core.plan import Chunk, Kind
-from quire.engine import build
-from quire.engine.deployment import Deployment
-from quire.engine.model_weights import load_model
-from quire.executor import compiler, compiler_options
-from quire.executor.ladder import StepShape
+from quire.engine.building import build
+from quire.engine.building.deployment import Deployment
+from quire.engine.building.model_weights import load_model
 from quire.executor.launch import Launch, Packer
-from quire.executor.program_table import Key
-from quire.executor.programs import Programs
-from quire.executor.sampler import Features
+from quire.executor.programs import compiler, compiler_options
+from quire.executor.programs.ladder import StepShape
+from quire.executor.programs.programs import Programs
+from quire.executor.programs.table import Key
+from quire.executor.sample.sampler import Features
 from quire.executor.slots import ADAPTER
 from quire.executor.step import State
 from quire.files.progress import silent
-from quire.ops import coded
-from quire.resolve import MAX_ARRAY_NUMBERS
+from quire.ops.weights import coded
+from quire.settings.config import Config
+from quire.settings.resolve import MAX_ARRAY_NUMBERS
 
 POSITION, NUM_PAGES = 300, 2048
 MAX_POOL_BYTES = 16 << 30  # of pages with contexts

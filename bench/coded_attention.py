@@ -23,8 +23,8 @@ from gpu_kernels import SPEC, paged, queries
 
 from quire.executor.compute_capability import compute_capability
 from quire.ops.gpu.decode_attention import Tiling, decode_attention
-from quire.ops.gpu.decode_items import PARTS, part_of
 from quire.ops.gpu.decode_list import MAX_PARTS
+from quire.ops.gpu.hopper.decode_items import PARTS, part_of
 from quire.ops.gpu.kernels import HOPPER
 from quire.ops.gpu.parts import combine_parts
 from quire.ops.pages import CodedPages, Pages, Tiles, coded
@@ -67,7 +67,7 @@ def contexts_of(case: str) -> tuple[int, np.ndarray[Any, Any]]:
 
 
 def on_hopper(part: int, q: jax.Array, pages: CodedPages, table: jax.Array, tiles: Tiles) -> jax.Array:
-    from quire.ops.gpu.coded_decodes import coded_decodes
+    from quire.ops.gpu.hopper.coded_decodes import coded_decodes
 
     part = part or part_of(SPEC, q, pages, len(tiles)) or PARTS[-1][1]
     out, counts, parts = coded_decodes(SPEC, q, pages, table, tiles, part, MAX_PARTS)

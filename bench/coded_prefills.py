@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from coded_attention import kernels_us
 
-from quire.ops.attention_spec import AttentionSpec
-from quire.ops.gpu.coded_prefills import coded_prefills
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.gpu.hopper.coded_prefills import coded_prefills
 from quire.ops.gpu.prefill_attention import prefill_attention
 from quire.ops.pages import TILE, CodedPages, Tiles
 

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from quire.ops.coded import Coded
 from quire.ops.native import float_product, library
 from quire.ops.native.int8_product import pack, product
+from quire.ops.weights.coded import Coded
 
 Product = Callable[[jax.Array], jax.Array]
 # Kind: bits of a code, its type, the type of scales, and inputs that share one; None: all.

@@ -12,7 +12,7 @@ ahead, and of XLA in its place.
 
 `products`: the four products and the gate alone, each in every form.
 
-`kernel`: each of the four products by the kernel for few rows (quire/ops/gpu/code_product.py).
+`kernel`: each of the four products by the kernel for few rows (quire/ops/gpu/hopper/code_product.py).
 """
 
 import argparse
@@ -26,14 +26,15 @@ import jax
 import jax.numpy as jnp
 from device_time import kernels as device_kernels
 
-from quire.executor.compiler_options import OF_THE_LIBRARY, UNTUNED
-from quire.executor.ladder import TIMED_ROWS
-from quire.ops.activation_rounding import Rounding
-from quire.ops.coded import FEW_ROWS, Coded
-from quire.ops.gpu import code_product, hopper_products
+from quire.executor.programs.compiler_options import OF_THE_LIBRARY, UNTUNED
+from quire.executor.programs.ladder import TIMED_ROWS
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu import rounded_rows as gpu_rows
-from quire.ops.rounded_rows import PLAIN, RoundingOps, ScaledSums, plain_sum, scaled
+from quire.ops.gpu.hopper import code_product
+from quire.ops.gpu.hopper import products as hopper_products
+from quire.ops.weights.activation_rounding import Rounding
+from quire.ops.weights.coded import FEW_ROWS, Coded
+from quire.ops.weights.rounded_rows import PLAIN, RoundingOps, ScaledSums, plain_sum, scaled
 
 SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # qkv, out, gate and up, down
 LAYERS, STEPS, CALLS = 4, 8, 12

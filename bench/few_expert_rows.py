@@ -27,16 +27,16 @@ from gpu_experts import BYTES_A_SECOND, DTYPE, SHAPES, Shape, coded
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from quire.models.feed_forward import gate_of
-from quire.ops.coded import float_scales, four_bit_floats
+from quire.models.parts.feed_forward import gate_of
 from quire.ops.expert_choice import Shares
-from quire.ops.four_bit_experts import FourBitExperts
 from quire.ops.gpu.add_norm import add_norm, add_visits_norm
 from quire.ops.gpu.expert_choice import choose
 from quire.ops.gpu.expert_product import ExpertBlocks, blocks_of, expert_product
 from quire.ops.gpu.expert_weights import form_of
 from quire.ops.gpu.tiles import array, whole
-from quire.ops.visit_sums import VisitSums
+from quire.ops.weights.coded import float_scales, four_bit_floats
+from quire.ops.weights.four_bit_experts import FourBitExperts
+from quire.ops.weights.visit_sums import VisitSums
 
 TOKENS, CALLS = 8, 8
 ROWS = 16  # of a block of the device's products

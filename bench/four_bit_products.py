@@ -3,8 +3,9 @@
     python bench/four_bit_products.py [--rows 1,8,16,32,64] [--group 128] [--forms hopper,kernel,XLA]
     python bench/four_bit_products.py --sweep 28672x4096 --rows 1 [--seconds 40]
 
-`hopper`: quire/ops/gpu/few_rows.py, on GPUs that it is for. `kernel`: quire/ops/gpu/four_bit_product.py, for other
-GPUs. `XLA`: codes are widened inside its product. Bytes are those of codes, scales and zero points, each read once.
+`hopper`: quire/ops/gpu/hopper/few_rows.py, on GPUs that it is for. `kernel`: quire/ops/gpu/four_bit_product.py, for
+other GPUs. `XLA`: codes are widened inside its product. Bytes are those of codes, scales and zero points, each read
+once.
 `--sweep`: `kernel` of one shape with every kind of blocks, the fastest last.
 """
 
@@ -20,12 +21,12 @@ import numpy as np
 from eight_bit_products import SHAPES, rows_of, timed_us
 
 from quire.executor.compute_capability import compute_capability
-from quire.ops.coded import Coded
-from quire.ops.four_bits import FourBits
 from quire.ops.gpu.four_bit_product import FourBitBlocks, four_bit_product
-from quire.ops.gpu.hopper_products import few_row_sums, meets_few_rows
+from quire.ops.gpu.hopper.products import few_row_sums, meets_few_rows
 from quire.ops.gpu.kernels import HOPPER
 from quire.ops.gpu.tiles import least_dot
+from quire.ops.weights.coded import Coded
+from quire.ops.weights.four_bits import FourBits
 
 COPIES = 4  # of each weight, so that it does not stay in the device's caches
 TILES = ((64, 2), (128, 2), (32, 1), (128, 4))  # columns and warps

@@ -24,16 +24,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.models.context import PlatformOps
-from quire.models.feed_forward import Experts, gate_of
 from quire.models.params import Param, ParamTree, Tensor
-from quire.ops.activation_rounding import Rounding
-from quire.ops.attention import whole_sequence
-from quire.ops.coded import Coded
-from quire.ops.expert_product import NONE, kernels_of
-from quire.ops.four_bit_experts import FourBitExperts
+from quire.models.parts.feed_forward import Experts, gate_of
+from quire.ops.attention.attention import whole_sequence
 from quire.ops.gates import ClampedGate
 from quire.ops.gpu.expert_product import ExpertBlocks, blocks_of, expert_product
 from quire.ops.gpu.expert_weights import form_of
+from quire.ops.weights.activation_rounding import Rounding
+from quire.ops.weights.coded import Coded
+from quire.ops.weights.expert_product import NONE, kernels_of
+from quire.ops.weights.four_bit_experts import FourBitExperts
 
 BYTES_A_SECOND, LAYERS, ROUNDS = 4.2e12, 4, 8
 DTYPE = "bfloat16"

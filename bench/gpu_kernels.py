@@ -18,16 +18,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.core.plan import SlotStart
-from quire.executor.sampler import Features, sample
+from quire.executor.sample.sampler import Features, sample
 from quire.executor.shapes import Shapes
 from quire.executor.slots import empty_slots, pack_starts, start_slots
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.attention.step_attention import Kernels
 from quire.ops.gpu.decode_attention import decode_attention
 from quire.ops.gpu.fixed_order import attend as in_order
 from quire.ops.gpu.shared_attention import Tiling
 from quire.ops.kernels import kernels_for
 from quire.ops.pages import TILE, Pages, Segments, SharedPrefixes, Tiles
-from quire.ops.step_attention import Kernels
 from quire.request import SamplingParams
 
 SPEC = AttentionSpec(kv_heads=8, group=4, head_dim=128, scale=128**-0.5)

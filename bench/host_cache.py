@@ -20,16 +20,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from quire.config import Config
 from quire.core.plan import Kind, Tier
-from quire.engine.build import build_engine, plan_deployment
-from quire.engine.built import Built
+from quire.engine.building.build import build_engine, plan_deployment
+from quire.engine.building.built import Built
 from quire.engine.engine import Engine
 from quire.engine.garbage_collection import freeze_gc, relax_gc
 from quire.engine.observer import Observer, Step
 from quire.executor.memory import reserve_device_memory
-from quire.executor.program_order import ProgramOrder
+from quire.executor.programs.order import ProgramOrder
 from quire.request import Request, SamplingParams
+from quire.settings.config import Config
 
 GREEDY = SamplingParams(temperature=0)
 STREAM = 5000  # the request that decodes beside the others

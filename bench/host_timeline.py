@@ -22,7 +22,7 @@ import jax
 from host_cache import GREEDY, STREAM, Calls, add_options, build, show_all, turn_of
 from jax.profiler import ProfileData
 
-from quire.engine.built import Built
+from quire.engine.building.built import Built
 from quire.engine.engine import Engine
 from quire.request import Request
 

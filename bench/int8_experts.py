@@ -20,12 +20,12 @@ import numpy as np
 from quality import with_float_experts
 
 from quire.models.context import NoStates, PlatformOps, TokenContext
-from quire.models.decoder import Decoder
 from quire.models.params import ParamTree
+from quire.models.parts.decoder import Decoder
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
-from quire.ops.attention_spec import AttentionSpec
-from quire.ops.heads import Heads
+from quire.ops.attention.heads import Heads
+from quire.ops.attention.spec import AttentionSpec
 
 VOCAB, STEPS = 4096, 8
 Step = Callable[[ParamTree, jax.Array], jax.Array]

@@ -30,11 +30,11 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from quire.ops.coded import Coded
-from quire.ops.four_bits import FourBits
-from quire.ops.gpu import few_rows
-from quire.ops.gpu.code_product import BLOCK, MOST_ROWS
-from quire.ops.gpu.hopper_products import gate_codes, gate_many, has_blocks, multiply_codes
+from quire.ops.gpu.hopper import few_rows
+from quire.ops.gpu.hopper.code_product import BLOCK, MOST_ROWS
+from quire.ops.gpu.hopper.products import gate_codes, gate_many, has_blocks, multiply_codes
+from quire.ops.weights.coded import Coded
+from quire.ops.weights.four_bits import FourBits
 
 # The facts about a device that the compiler asks for.
 H200 = """

@@ -21,11 +21,11 @@ import numpy as np
 from device_time import kernels as device_kernels
 from device_time import profiled
 
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.attention.tiled_attention import tiled_attention
 from quire.ops.gpu.context_list import Cut
 from quire.ops.gpu.latent_attention import CUT, Tiling, latent_attention
 from quire.ops.pages import TILE, Tiles
-from quire.ops.tiled_attention import tiled_attention
 
 RANK, ROTATED, PAGE_SIZE, NUM_PAGES = 512, 64, 32, 65536
 BYTES_PER_S, CALLS = 4.2e12, 6

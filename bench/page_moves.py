@@ -21,7 +21,7 @@ import numpy as np
 from device_time import kernels as device_kernels
 from device_time import profiled
 
-from quire.executor.pinned_blocks import block_pages
+from quire.executor.host.pinned_blocks import block_pages
 from quire.ops.gpu.move_pages import gather, scatter
 from quire.ops.page_moves import PLAIN_MOVES, PageMoves
 

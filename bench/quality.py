@@ -24,22 +24,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.files.model_files import ModelFiles, locate
-from quire.models.channel_weights import Kind, channel_weight, is_quantized
 from quire.models.checkpoint import Quantize, for_kernels, leaves, load_weights
 from quire.models.context import NoStates, PlatformOps, TokenContext
-from quire.models.decoder import Decoder
+from quire.models.formats.channel_weights import Kind, channel_weight, is_quantized
 from quire.models.formats.quantized_source import open_checkpoint
 from quire.models.params import Param, ParamTree
+from quire.models.parts.decoder import Decoder
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
-from quire.ops.attention import Attend, whole_sequence
-from quire.ops.attention_spec import AttentionSpec
-from quire.ops.gpu.coded_prompts import LARGEST_WEIGHT
+from quire.ops.attention.attention import Attend, whole_sequence
+from quire.ops.attention.heads import Heads, joined
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.gpu.hopper.coded_prompts import LARGEST_WEIGHT
 from quire.ops.gpu.prompt_heads import CODE, EVERY, ROOM
-from quire.ops.heads import Heads, joined
-from quire.ops.native_weight import NativeWeight
 from quire.ops.pages import as_they_meet, coded, widened
-from quire.ops.rounded_rows import LARGEST_FLOAT8, LEAST_SCALE, RoundedRows, nearest_codes
+from quire.ops.weights.native_weight import NativeWeight
+from quire.ops.weights.rounded_rows import LARGEST_FLOAT8, LEAST_SCALE, RoundedRows, nearest_codes
 from quire.text.tokenizer import load_tokenizer
 
 Array = np.ndarray[Any, Any]
@@ -187,7 +187,7 @@ def with_cache(dtype: str, spec: AttentionSpec, heads: Heads, state: None) -> tu
 
 
 def prompt_in_codes(spec: AttentionSpec, heads: Heads, state: None) -> tuple[RoundedRows, None]:
-    """Attention of a prompt in e4m3, as `quire.ops.gpu.coded_prompts` has it for long ones, here for any."""
+    """Attention of a prompt in e4m3, as `quire.ops.gpu.hopper.coded_prompts` has it for long ones, here for any."""
     q, k, v = heads.finished()
     some_keys = k[::EVERY]
     scales = [jnp.maximum(jnp.abs(part[::EVERY]).max() * (ROOM / LARGEST_FLOAT8), LEAST_SCALE) for part in (q, k, v)]

@@ -23,8 +23,8 @@ from device_time import Kernel, kind, profiled
 from device_time import kernels as device_kernels
 
 from quire.models.context import PlatformOps
-from quire.models.gated_delta import gated_delta
 from quire.models.params import Param
+from quire.models.parts.gated_delta import gated_delta
 from quire.ops.gpu.kernels import GPU
 from quire.ops.gpu.recurrence import TILING, Tiling, convolve_single, recur_single
 from quire.ops.pages import TILE, Tiles

@@ -24,9 +24,9 @@ import jax
 from host_cache import GREEDY, QUIET_STEPS, STREAM, StepTimes, Turn, add_options, build, turn_of
 
 from quire.core.plan import Kind, Tier
-from quire.engine import restore_pace
-from quire.engine.built import Built
-from quire.executor import block_saves, pinned_pages
+from quire.engine.building.built import Built
+from quire.engine.limits import restore_pace
+from quire.executor.host import block_saves, pinned_pages
 from quire.request import Request
 
 ARRIVALS = ("copies there", "in place")  # moments

@@ -16,10 +16,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from quire.config import Config
-from quire.engine.build import build_engine, plan_deployment
+from quire.engine.building.build import build_engine, plan_deployment
 from quire.engine.engine import Engine
 from quire.request import Request, SamplingParams
+from quire.settings.config import Config
 
 GREEDY = SamplingParams(temperature=0)
 SMALL = {

@@ -23,17 +23,17 @@ from quire.core.limits import Limits
 from quire.core.plan import StepPlan, StepResult
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
-from quire.engine.step_sizes import StepSizes
-from quire.engine.step_time import StepLoad
-from quire.executor.first_runs import FirstRuns
-from quire.executor.ladder import StepShape
+from quire.engine.limits.step_sizes import StepSizes
+from quire.engine.limits.step_time import StepLoad
 from quire.executor.launch import num_sampling, split
-from quire.executor.program_queue import ProgramQueue
-from quire.executor.program_table import Key
-from quire.executor.programs import Programs
-from quire.executor.sampler import NOTHING_ASKED
+from quire.executor.programs.first_runs import FirstRuns
+from quire.executor.programs.ladder import StepShape
+from quire.executor.programs.programs import Programs
+from quire.executor.programs.queue import ProgramQueue
+from quire.executor.programs.step_costs import MEASURED_TOKENS
+from quire.executor.programs.table import Key
+from quire.executor.sample.sampler import NOTHING_ASKED
 from quire.executor.shapes import Shapes
-from quire.executor.step_costs import MEASURED_TOKENS
 from quire.models.checkpoint import weights_like
 from quire.models.registry import build_model
 

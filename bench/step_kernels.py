@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 from coded_attention import kernel_us, pages_of
 
+from quire.ops.attention.heads import Heads
+from quire.ops.attention.rotation import Rotation
 from quire.ops.gpu import rounded_rows
 from quire.ops.gpu.add_norm import add_norm
 from quire.ops.gpu.place_heads import place_heads
-from quire.ops.heads import Heads
 from quire.ops.pages import KVWriteTargets
-from quire.ops.rotation import Rotation
-from quire.ops.rounded_rows import ScaledSums
+from quire.ops.weights.rounded_rows import ScaledSums
 
 KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE, EMBED, GATED = 8, 4, 128, 64, 4096, 14336
 E4M3 = jnp.dtype("float8_e4m3fn")

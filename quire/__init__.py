@@ -7,9 +7,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from quire import errors
-    from quire.config import Config
     from quire.llm import LLM, Completion, Delta
     from quire.request import Grammar, SamplingParams, json_schema, regex
+    from quire.settings.config import Config
 
 __all__ = [
     "LLM",
@@ -29,7 +29,7 @@ _HOMES = {
     "LLM": "quire.llm",
     "Completion": "quire.llm",
     "Delta": "quire.llm",
-    "Config": "quire.config",
+    "Config": "quire.settings.config",
     "Grammar": "quire.request",
     "SamplingParams": "quire.request",
     "json_schema": "quire.request",

@@ -23,7 +23,6 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quire.config import Config
 from quire.errors import EngineFailed, InvalidSetting, QuireError
 from quire.group.settings import GroupSettings
 from quire.ipc.address import new_address
@@ -38,6 +37,7 @@ from quire.server.processes.supervisor import REASONS
 from quire.server.rate_limits import RateLimits
 from quire.server.service.service import Service
 from quire.server.settings import ServerSettings
+from quire.settings.config import Config
 
 log = logging.getLogger(__name__)
 

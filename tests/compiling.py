@@ -28,7 +28,7 @@ def flags(given: str) -> str:
 @contextmanager
 def as_served() -> Iterator[None]:
     """Programs of executors are compiled as a server compiles them."""
-    from quire.executor import compiler
+    from quire.executor.programs import compiler
 
     options = compiler.cpu_options() | AS_SERVED
     with patch.object(compiler, "cpu_options", lambda: options):

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from quire.adapter_settings import adapter_places
-from quire.config import Config
 from quire.files.peft import locate_adapter
+from quire.settings.adapters import adapter_places
+from quire.settings.config import Config
 
 
 def places(*given: str) -> dict[str, str]:

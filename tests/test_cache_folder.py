@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.cache_folder import cache_folder
 from quire.errors import InvalidSetting, ModelUnavailable
+from quire.files.cache_folder import cache_folder
 from quire.files.model_files import locate
 
 

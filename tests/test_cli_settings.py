@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 from quire.cli import make_app
 from quire.cli.sampling import SamplingOptions
 from quire.cli.settings import forget_service_links, read_settings, refuse_misspelt, variables_of, with_settings
-from quire.config import Config, setting
 from quire.errors import InvalidSetting
 from quire.group.settings import GroupSettings
 from quire.peers.settings import PeerSettings
 from quire.request import SamplingParams
 from quire.server.settings import ServerSettings
+from quire.settings.config import Config, setting
 
 
 @dataclass(frozen=True)

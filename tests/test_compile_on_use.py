@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from quire.cache_folder import cache_folder
+from quire.files.cache_folder import cache_folder
 from tests import web
 from tests.patience import WAIT_S
 from tests.process_log import ProcessLog

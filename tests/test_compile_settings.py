@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from quire.compile_settings import resolve_compile_processes
-from quire.config import Config
-from quire.engine.compiling import prepare_processes
+from quire.engine.building.compiling import prepare_processes
 from quire.errors import InvalidSetting
-from quire.executor.program_store import ProgramStore
+from quire.executor.programs.store import ProgramStore
+from quire.settings.compiling import resolve_compile_processes
+from quire.settings.config import Config
 
 GIB = 2**30
 

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from quire.executor import compiler
+from quire.executor.programs import compiler
 from tests.compiling import AS_SERVED, QUICKLY, as_served, flags
 from tests.kept_programs import MOST, KeptPrograms
 

@@ -11,28 +11,8 @@ import pytest
 import quire
 
 PACKAGE = Path(quire.__file__).parent
-GROUND = frozenset(
-    {
-        "retry_reservations",
-        "seeds",
-        "cache_folder",
-        "errors",
-        "machine",
-        "reach",
-        "request",
-        "config",
-        "choice",
-        "burst_settings",
-        "compile_settings",
-        "cache_dtype",
-        "resolve",
-        "adapter_settings",
-        "host_cache_settings",
-        "ranges",
-        "reproducible",
-        "regular_file",
-    }
-)
+GROUND = frozenset({"errors", "reach", "request", "retry_reservations", "seeds", "settings"})
+OWN_FILES = frozenset({"files.cache_folder", "files.regular_file"})  # how files of one's own are kept and read
 
 # The server's floors, each above those that it may import. What every API needs of HTTP lies below the APIs.
 BELOW_SERVER = frozenset({"ipc", "text", "grammar", "files"}) | GROUND
@@ -58,64 +38,22 @@ SHARED = (
 )  # fmt: skip
 HTTP = APIS | {"server.api"}
 
-# What is decided of an engine before it is built.
-DEPLOYMENT = BELOW_SERVER | {
-    "engine.deployment",
-    "engine.draft_plan",
-    "core",
-    "executor",
-    "models",
-    "ops",
-    "sharding",
-}
-
 # What each part of quire may import of quire. A name with dots is a part of a part, and has rules of its own.
 MAY_IMPORT: dict[str, frozenset[str]] = {
-    "retry_reservations": GROUND,
-    "seeds": GROUND,
-    "cache_folder": GROUND,
-    "errors": GROUND,
-    "machine": GROUND,
-    "reach": GROUND,
-    "request": GROUND,
-    "config": GROUND,
-    "choice": GROUND,
-    "burst_settings": GROUND,
-    "compile_settings": GROUND,
-    "cache_dtype": GROUND,
-    "resolve": GROUND,
-    "adapter_settings": GROUND,
-    "host_cache_settings": GROUND,
-    "ranges": GROUND,
-    "reproducible": GROUND,
-    "regular_file": GROUND,
+    **dict.fromkeys(GROUND, GROUND),
     "core": frozenset({"retry_reservations", "errors", "reach", "request"}),
-    "files": frozenset({"cache_folder", "errors", "machine", "adapter_settings", "regular_file"}),
-    "text": frozenset({"errors", "request", "files", "regular_file"}),
+    "files": frozenset({"errors", "settings.machine", "settings.adapters"}),
+    "text": frozenset({"errors", "request", "files"}),
     "grammar": frozenset({"errors", "request", "text"}),
-    "sharding": GROUND,
-    "ops": frozenset({"sharding"}) | GROUND,
-    "models": frozenset({"ops", "sharding", "files"}) | GROUND,
-    "executor": frozenset({"core.plan", "core.limits", "models", "ops", "sharding"}) | GROUND,
+    "ops": GROUND | OWN_FILES,
+    "models": frozenset({"ops", "files"}) | GROUND,
+    "executor": frozenset({"core.plan", "core.limits", "models", "ops"}) | GROUND | OWN_FILES,
     "ipc": frozenset({"core.plan"}) | GROUND,
-    "group": GROUND,
+    "group": GROUND | OWN_FILES,
     "peers": frozenset({"group"}) | GROUND,
-    "page_folder": GROUND,
+    "page_folder": GROUND | OWN_FILES,
     "engine": frozenset({"core", "ipc", "peers", "page_folder"}) | GROUND,
-    "engine.build": frozenset({"engine", "core", "executor", "models", "ops", "sharding"}) | BELOW_SERVER,
-    "engine.built": frozenset({"engine", "engine.deployment", "executor"}) | BELOW_SERVER,
-    **dict.fromkeys(
-        ("engine.deployment", "engine.draft_plan", "engine.model_weights", "engine.sizes", "engine.slot_state"),
-        DEPLOYMENT,
-    ),
-    "engine.compiling": DEPLOYMENT | {"engine.model_weights"},
-    "engine.page_count": DEPLOYMENT | {"engine.compiling", "engine.slot_state"},
-    "engine.build_group": frozenset({"engine", "engine.build", "executor", "ops", "group"}) | BELOW_SERVER,
-    "engine.build_peers": frozenset({"engine", "engine.build", "engine.build_group", "executor", "peers"})
-    | BELOW_SERVER,
-    "engine.build_folder": frozenset(
-        {"engine", "engine.build", "engine.build_peers", "engine.deployment", "page_folder"}
-    )
+    "engine.building": frozenset({"engine", "core", "executor", "models", "ops", "group", "peers", "page_folder"})
     | BELOW_SERVER,
     "server": BELOW_SERVER,
     "server.observe": SERVER,
@@ -133,9 +71,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {
         "server.http",
         "engine",
-        "engine.build_group",
-        "engine.build_peers",
-        "engine.build_folder",
+        "engine.building",
         "group",
         "peers",
         "page_folder",
@@ -151,17 +87,7 @@ NEVER: dict[str, frozenset[str]] = {
         ("files", "text", "grammar", "ipc", "group", "peers", "page_folder", "engine", "server", "llm"),
         frozenset({"jax", "jaxlib"}),
     ),
-    **dict.fromkeys(
-        (
-            "engine.build",
-            "engine.compiling",
-            "engine.deployment",
-            "engine.sizes",
-            "engine.build_group",
-            "engine.build_peers",
-        ),
-        frozenset(),
-    ),  # they put the parts together, devices included
+    "engine.building": frozenset(),  # it puts the parts together, devices included
 }
 
 
@@ -209,7 +135,7 @@ def faults(module: str, source: str, package: str) -> list[str]:
             known = room_of(below) == room or not MAY_IMPORT[room].isdisjoint(prefixes(below))
             wrong = not known and below not in IN_QUIRE_ITSELF
         else:
-            wrong = top in NEVER.get(module, NEVER.get(part, frozenset())) or (
+            wrong = top in NEVER.get(room, NEVER.get(part, frozenset())) or (
                 part in STANDARD_ONLY and top not in sys.stdlib_module_names
             )
         if wrong:
@@ -243,7 +169,7 @@ def test_every_import_points_downward():
         ("files.gguf", "from quire.text.tokenizer import Tokenizer"),
         ("text.chat", "import jax.numpy"),
         ("text.tools", "from quire.grammar.matcher import JSON_STYLE"),
-        ("ops.attention", "from quire.models.llama import Llama"),
+        ("ops.attention", "from quire.models.families.llama import Llama"),
         ("models.llama", "from quire.core.plan import Chunk"),
         ("executor.executor", "from quire.core.scheduler import Scheduler"),
         ("ipc.journal", "from quire.engine.fault_isolation import FaultIsolation"),
@@ -281,8 +207,8 @@ def test_an_import_that_points_upward_is_found(module, line):
     [
         ("core.scheduler", "from quire.core.plan import Chunk\nfrom quire.request import Request\nimport heapq"),
         ("core.scheduler", "from .plan import Chunk"),
-        ("executor.batch", "from quire.core.plan import Chunk\nfrom quire import sharding"),
-        ("engine.build", "import jax\nfrom quire.executor.executor import DeviceExecutor"),
+        ("executor.batch", "from quire.core.plan import Chunk\nfrom quire import request"),
+        ("engine.building.build", "import jax\nfrom quire.executor.executor import DeviceExecutor"),
         ("server.api.openai", "from quire.ipc.messages import Submit\nfrom quire import __version__"),
         ("server.api.openai.chat", "from quire.server.http.sse import EventStream"),
         ("server.http.app", "from quire.server.api.tgi.dialect import TGI"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.cache_folder import cache_folder
+from quire.files.cache_folder import cache_folder
 from tests.tiny_chat_model import SIZES, write_tiny_chat_model
 
 PROMPTS = ["hello", "a longer prompt, of more than one step", "b"]

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.config import Config
-from quire.engine.build import plan_deployment
+from quire.engine.building.build import plan_deployment
 from quire.errors import InvalidSetting
 from quire.models.registry import build_model
 from quire.ops.native import library
+from quire.settings.config import Config
 from tests.models.adapter_files import write_adapter
 from tests.models.quantized_checkpoints import FORMATS, write_checkpoint, write_plain
 from tests.tiny_chat_model import CONFIG, SIZES, byte_tokenizer, program_folder

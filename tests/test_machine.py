@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from quire.machine import limit_threads, memory_bytes, num_processors, num_visible_processors, physical_memory_bytes
+from quire.settings.machine import (
+    limit_threads,
+    memory_bytes,
+    num_processors,
+    num_visible_processors,
+    physical_memory_bytes,
+)
 
 UNIFIED = "35 24 0:31 {root} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
 FIRST = "{number} 24 0:{number} {root} /sys/fs/cgroup/{name} rw,relatime shared:9 - cgroup cgroup rw,{name}"

@@ -15,9 +15,9 @@ from quire.errors import QuireError
 from quire.files.gguf import read_header
 from quire.files.model_files import locate
 from quire.files.peft import open_adapter
+from quire.files.regular_file import open_regular, read_regular
 from quire.files.safetensors_source import SafetensorsSource
 from quire.group.settings import read_secret
-from quire.regular_file import open_regular, read_regular
 from quire.server.api_keys import read_keys
 from quire.server.http.tls import check_certificate
 from quire.server.settings import ServerSettings
@@ -31,8 +31,8 @@ MODE = re.compile(r"[rwxabt+]{1,3}")
 
 # Other ways to read, by module and call as it is written, and why they are safe.
 EXCEPTIONS = {
-    ("regular_file.py", "open"): "the way itself",
-    ("regular_file.py", "os.open"): "the way itself",
+    ("files/regular_file.py", "open"): "the way itself",
+    ("files/regular_file.py", "os.open"): "the way itself",
     ("files/array_file.py", "np.memmap"): "of a file that is open",
     ("files/gguf.py", "mmap.mmap"): "of a file that is open",
     ("files/gguf_source.py", "np.memmap"): "of a file that is open",
@@ -40,7 +40,7 @@ EXCEPTIONS = {
     ("ipc/journal.py", "mmap.mmap"): "shared memory",
     ("ipc/shared_counter.py", "mmap.mmap"): "shared memory",
     ("server/rate_limits.py", "mmap.mmap"): "shared memory",
-    ("machine.py", "path.read_text"): "of the kernel",
+    ("settings/machine.py", "path.read_text"): "of the kernel",
     ("ipc/supervisor_link.py", "score.read_text"): "of the kernel",
     ("server/service/store_clock.py", "_BOOT_ID.read_text"): "of the kernel",
     ("ipc/process_lock.py", "os.open"): "opened to be locked, and not read",
@@ -48,7 +48,7 @@ EXCEPTIONS = {
     ("cli/__init__.py", "os.open"): "/dev/null",
     ("cli/standard_output.py", "os.open"): "/dev/null",
     ("ops/native/building.py", "path.read_text"): "of this package",
-    ("executor/program_store.py", "path.read_bytes"): "of this package",
+    ("executor/programs/store.py", "path.read_bytes"): "of this package",
     ("server/http/web/chat_html.py", "(folder / 'index.html').read_text"): "of this package",
     ("server/http/web/chat_html.py", "(folder / name).read_text"): "of this package",
     ("page_folder/page_folder.py", "os.open"): "opened to write, and made by that",

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from quire.config import Config
 from quire.errors import InvalidSetting
-from quire.reproducible import ModelKinds, refuse_kinds, resolve_reproducible
-from quire.resolve import Facts, Resolved, resolve
+from quire.settings.config import Config
+from quire.settings.reproducible import ModelKinds, refuse_kinds, resolve_reproducible
+from quire.settings.resolve import Facts, Resolved, resolve
 
 GPU = Facts(platform="gpu", num_devices=8, memory_bytes=2**37, max_positions=4096, weight_bytes=2**30)
 CPU = replace(GPU, platform="cpu", is_native=True)

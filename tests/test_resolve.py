@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from quire.adapter_settings import resolve_max_loras
-from quire.cache_dtype import resolve_kv_cache_dtype
-from quire.choice import Choice
-from quire.config import Config
 from quire.errors import InvalidSetting
-from quire.executor.block_saves import MAX_SAVING_BYTES
 from quire.executor.compute_capability import compute_capability
-from quire.executor.program_order import MAX_UNPLACED_BYTES
-from quire.resolve import (
+from quire.executor.host.block_saves import MAX_SAVING_BYTES
+from quire.executor.programs.order import MAX_UNPLACED_BYTES
+from quire.settings.adapters import resolve_max_loras
+from quire.settings.cache_dtype import resolve_kv_cache_dtype
+from quire.settings.choice import Choice
+from quire.settings.config import Config
+from quire.settings.resolve import (
     MAX_HOST_CACHE_BYTES,
     MAX_RESERVED,
     MOVING_BYTES,

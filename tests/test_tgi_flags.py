@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from quire.cli.precedence import Precedence
 from quire.cli.settings import variables_of, with_settings
 from quire.cli.tgi_flags import SAME, VALUES, TgiFlags
-from quire.config import Config
 from quire.errors import InvalidSetting
 from quire.server.settings import ServerSettings
+from quire.settings.config import Config
 
 PAGE = (Path(__file__).parents[1] / "docs" / "operations" / "from-tgi.md").read_text(encoding="utf-8")
 

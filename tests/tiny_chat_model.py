@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from quire.cache_folder import cache_folder
+from quire.files.cache_folder import cache_folder
 
 END = "<|end|>"
 CONFIG = {

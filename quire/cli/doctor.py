@@ -7,17 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from quire import __version__, machine
-from quire.cache_folder import cache_folder
-from quire.choice import Choice
+from quire import __version__
 from quire.cli.console import log_to_stderr
 from quire.cli.settings import with_settings
-from quire.config import Config
+from quire.files.cache_folder import cache_folder
 from quire.group.settings import GroupSettings
-from quire.host_cache_settings import with_host_cache
 from quire.page_folder.settings import FolderSettings
 from quire.peers.settings import PeerSettings
-from quire.resolve import SEVERAL_DEVICES, as_size
+from quire.settings import machine
+from quire.settings.choice import Choice
+from quire.settings.config import Config
+from quire.settings.host_cache import with_host_cache
+from quire.settings.resolve import SEVERAL_DEVICES, as_size
 
 
 @with_settings
@@ -36,9 +37,9 @@ def doctor(
     machine = _machine() | _group(group) | _peers(peers)
     if not json:
         _print("This machine", machine)
-    from quire.engine.build import plan_deployment
-    from quire.engine.deployment import cache_capacity
-    from quire.engine.model_weights import describe_experts
+    from quire.engine.building.build import plan_deployment
+    from quire.engine.building.deployment import cache_capacity
+    from quire.engine.building.model_weights import describe_experts
     from quire.files.progress import progress_bar, silent
 
     if peers.role is not None or folder.cache_folder is not None:
@@ -92,7 +93,7 @@ def doctor(
 def _folder(deployment: Any, settings: FolderSettings) -> dict[str, str]:
     if settings.cache_folder is None:
         return {}
-    from quire.engine.build_folder import folder_contents
+    from quire.engine.building.folder import folder_contents
 
     settings.check()
     return {"cache folder": folder_contents(deployment, settings)}

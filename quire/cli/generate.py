@@ -12,8 +12,8 @@ from quire.cli.console import log_to_stderr
 from quire.cli.one_at_a_time import for_one_user
 from quire.cli.sampling import SamplingOptions
 from quire.cli.settings import with_settings
-from quire.config import Config
 from quire.request import SamplingParams
+from quire.settings.config import Config
 
 if TYPE_CHECKING:
     from quire.llm import LLM

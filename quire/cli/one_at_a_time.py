@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from quire.config import Config
+from quire.settings.config import Config
 
 
 def for_one_user(config: Config) -> Config:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from quire.config import setting
 from quire.request import SamplingParams
+from quire.settings.config import setting
 
 GROUP = "Sampling"
 

@@ -12,12 +12,12 @@ from quire.cli import exit_code
 from quire.cli.precedence import Precedence, Source
 from quire.cli.settings import refuse_misspelt, with_settings
 from quire.cli.tgi_flags import TgiFlags
-from quire.config import Config
 from quire.errors import InvalidSetting, QuireError
 from quire.group.settings import GroupSettings
 from quire.page_folder.settings import FolderSettings
 from quire.peers.settings import PeerSettings
 from quire.server.settings import ServerSettings
+from quire.settings.config import Config
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from quire.cli.precedence import Precedence, Source
 from quire.cli.tgi_flags import GROUP as TGI_GROUP
 from quire.cli.tgi_flags import SAME
 from quire.errors import InvalidSetting
-from quire.regular_file import read_regular_text
+from quire.files.regular_file import read_regular_text
 
 # Settings of the engine and the server have variables; those of one answer, like its temperature, do not.
 WITHOUT_VARIABLE = {"Sampling"}

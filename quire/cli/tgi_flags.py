@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from quire.cli.precedence import Precedence, Source
-from quire.config import Config
 from quire.errors import InvalidSetting
-from quire.regular_file import read_regular_text
+from quire.files.regular_file import read_regular_text
 from quire.server.settings import ServerSettings
+from quire.settings.config import Config
 
 GROUP = "As text-generation-inference has it"
 

@@ -8,8 +8,8 @@ import typer
 from quire.cli.command import Command
 from quire.cli.console import log_to_stderr
 from quire.cli.settings import with_settings
-from quire.config import Config
 from quire.errors import InvalidSetting
+from quire.settings.config import Config
 
 tokenizer = typer.Typer(help="Work with the tokenizer of a model.", no_args_is_help=True)
 

@@ -14,10 +14,10 @@ from quire.engine.executor import Executor, is_out_of_memory
 from quire.engine.fault_isolation import PROBE, FaultIsolation, targets_of
 from quire.engine.grammar_masks import GrammarMasks, Grammars, NoGrammars
 from quire.engine.group import Group
+from quire.engine.limits.step_limits import step_limits
 from quire.engine.observer import Judge, Observer, Observers, Step
 from quire.engine.outcome import Outcome
-from quire.engine.page_sources import PageSources
-from quire.engine.step_limits import step_limits
+from quire.engine.pages.sources import PageSources
 from quire.engine.step_pipeline import StepPipeline
 from quire.errors import EngineFailed, InvalidRequest, InvalidSetting, RequestFailed, reason_of
 from quire.ipc.journal import Journal

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from quire.executor.compiler import Compiler
+from quire.executor.programs.compiler import Compiler
 from quire.models.adapters import empty, one_adapter, without_adapters
 
 

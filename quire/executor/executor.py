@@ -10,29 +10,29 @@ from jax.sharding import Mesh
 
 from quire.core.plan import Chunk, SlotStart, StepPlan
 from quire.executor.adapter_arrays import digest_of
-from quire.executor.compile_processes import CompileProcesses
-from quire.executor.draft import Draft
+from quire.executor.draft.draft import Draft
+from quire.executor.draft.guess_programs import GuessPrograms
 from quire.executor.fused_steps import fused_shape
-from quire.executor.guess_programs import GuessPrograms
-from quire.executor.host_pages import HostPages, as_bytes
+from quire.executor.host.host_pages import HostPages, as_bytes
+from quire.executor.host.page_copies import PageCopies
+from quire.executor.host.pinned_pages import PinnedPages, can_pin, host_kinds
 from quire.executor.launch import Launch, Packer, num_samples, num_sampling, split
-from quire.executor.page_copies import PageCopies
 from quire.executor.pending import Launched, Pending, Wanted
-from quire.executor.pinned_pages import PinnedPages, can_pin, host_kinds
-from quire.executor.program_order import FORCE_SIZE
-from quire.executor.program_store import ProgramStore
-from quire.executor.program_table import COPY_SIZES
-from quire.executor.programs import Programs
-from quire.executor.replay import Members
-from quire.executor.sampler import NOTHING_ASKED, Features, asked_by
+from quire.executor.programs.compile_processes import CompileProcesses
+from quire.executor.programs.order import FORCE_SIZE
+from quire.executor.programs.programs import Programs
+from quire.executor.programs.replay import Members
+from quire.executor.programs.store import ProgramStore
+from quire.executor.programs.table import COPY_SIZES
+from quire.executor.sample.sampler import NOTHING_ASKED, Features, asked_by
 from quire.executor.shapes import Shapes
 from quire.executor.slots import pack_forced, pack_starts
 from quire.executor.snapshot_arrays import SnapshotArrays
 from quire.executor.step import State
 from quire.models.model import Model
 from quire.models.params import ParamTree
+from quire.ops.sharding import put
 from quire.request import num_mask_words
-from quire.sharding import put
 
 
 class JaxExecutor:

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from quire.executor.guesses import guess_by_lookup
-from quire.executor.ladder import StepShape
+from quire.executor.draft.guesses import guess_by_lookup
 from quire.executor.launch import fields
-from quire.executor.sampler import Sampled
+from quire.executor.programs.ladder import StepShape
+from quire.executor.sample.sampler import Sampled
 from quire.executor.step import (
     Compiled,
     State,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quire.core.plan import Chunk, Kind
-from quire.executor.ladder import StepShape
+from quire.executor.programs.ladder import StepShape
 from quire.executor.shapes import Shapes
 from quire.executor.shared_prefixes import MAX_GROUPS, PageTables, SharedTiles
 from quire.ops.pages import TILE

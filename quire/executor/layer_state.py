@@ -16,15 +16,15 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from quire.models.model import LayerSpec
-from quire.ops.attention_spec import AttentionSpec, is_latent
+from quire.ops.attention.spec import AttentionSpec, is_latent
 from quire.ops.native import library
 from quire.ops.native.zeros import zeros as lazy_zeros
 from quire.ops.pages import CodedPages, is_coded
 from quire.ops.recurrence import RecurrentState
 from quire.ops.recurrent_spec import RecurrentSpec
+from quire.ops.sharding import PAGE_AXES, PAGE_SCALE_AXES, sharding
 from quire.ops.slot_access import SlotAccess
 from quire.reach import ChunkReach, Reach, in_tokens, in_words, most_read
-from quire.sharding import PAGE_AXES, PAGE_SCALE_AXES, sharding
 
 # A page table per group is uploaded and read for every sequence, so there are few.
 MAX_GROUPS = 8

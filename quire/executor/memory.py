@@ -11,16 +11,16 @@ from jax.sharding import Mesh
 
 from quire.executor.shapes import Shapes
 from quire.executor.step import SCORED_AT_ONCE
-from quire.machine import memory_bytes
 from quire.models.checkpoint import Quantize, leaves, weights_like
 from quire.models.formats.quantized_source import QuantizedSource
 from quire.models.model import Model
 from quire.models.params import Param
-from quire.ops.coded import experts_widened_bytes
 from quire.ops.native import int8_product, library
-from quire.ops.quantized import is_coded, quantized_row_bytes
-from quire.resolve import MAX_RESERVED
-from quire.sharding import sharding
+from quire.ops.sharding import sharding
+from quire.ops.weights.coded import experts_widened_bytes
+from quire.ops.weights.quantized import is_coded, quantized_row_bytes
+from quire.settings.machine import memory_bytes
+from quire.settings.resolve import MAX_RESERVED
 
 FRACTION_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # JAX refuses both together
 JAX_FRACTION = 0.75  # where none is set

@@ -9,7 +9,7 @@ import numpy as np
 
 from quire.core.plan import NO_TOKEN_LEFT, Chunk, StepPlan, StepResult, TokenLogprobs
 from quire.executor.launch import Launch, num_samples
-from quire.executor.sampler import NOT_NUMBERS, NOTHING_LEFT, Features, Sampled
+from quire.executor.sample.sampler import NOT_NUMBERS, NOTHING_LEFT, Features, Sampled
 from quire.executor.slots import NO_TOKEN
 from quire.executor.step import Computed
 

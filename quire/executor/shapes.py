@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from quire.executor.ladder import Ladder
+from quire.executor.programs.ladder import Ladder
 from quire.models.adapters import AdapterSizes
 
 

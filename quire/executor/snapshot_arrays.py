@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from quire.executor.layer_state import SlotArrays
-from quire.executor.program_table import STATE_SIZES
+from quire.executor.programs.table import STATE_SIZES
 from quire.executor.shapes import Shapes
 from quire.executor.step import State
 

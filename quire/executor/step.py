@@ -10,27 +10,27 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from quire.executor.guesses import positions_of, with_accepted
-from quire.executor.ladder import StepShape
+from quire.executor.draft.guesses import positions_of, with_accepted
 from quire.executor.launch import Inputs, fields, num_sample_fields, num_single
 from quire.executor.layer_state import PagedState, PagedStates, PageLayout
-from quire.executor.sampler import Features, Sampled, describe, sample
+from quire.executor.programs.ladder import StepShape
+from quire.executor.sample.sampler import Features, Sampled, describe, sample
 from quire.executor.shapes import Shapes
 from quire.executor.slots import ADAPTER, MIN_LENGTH, NUM_PROMPT, Slots
 from quire.models.context import Adapters, PlatformOps, TokenContext
 from quire.models.model import Model
 from quire.models.params import ParamTree
-from quire.ops.attention_spec import AttentionSpec
-from quire.ops.heads import Heads
+from quire.ops.attention.heads import Heads
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.attention.step_attention import Kernels, step_attention
 from quire.ops.norms import Norms
 from quire.ops.pages import TILE, PageAccess, Segments, SharedPrefixes, Tiles, write_targets
-from quire.ops.quantized import for_rows
 from quire.ops.recurrence import RecurrentOps
-from quire.ops.rounded_rows import Rows
 from quire.ops.sampling_kernels import NONE as NO_SAMPLING_KERNELS
 from quire.ops.sampling_kernels import SamplingKernels
 from quire.ops.slot_access import slot_access
-from quire.ops.step_attention import Kernels, step_attention
+from quire.ops.weights.quantized import for_rows
+from quire.ops.weights.rounded_rows import Rows
 
 # The programs that sample: "any" can do everything and branches on the device; the others do what their names say.
 SamplingWay = Literal["any", "plain", "filtered"]

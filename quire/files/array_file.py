@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.regular_file import open_regular
+from quire.files.regular_file import open_regular
 
 Array = np.ndarray[Any, Any]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from quire.errors import InvalidCheckpoint, UnsupportedModel, listed, shown
+from quire.files.regular_file import open_regular
 from quire.files.tensor_source import refuse_overlaps
-from quire.regular_file import open_regular
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

@@ -14,9 +14,9 @@ from quire.errors import InvalidCheckpoint, UnsupportedModel
 from quire.files.gguf import GGUFTensor, read_header
 from quire.files.gguf_config import ROPE_FACTORS, architecture_of, config_from_gguf
 from quire.files.gguf_experts import MAX_EXPERTS
+from quire.files.regular_file import open_regular
 from quire.files.tensor_source import BLOCK, BLOCK_SIZE, Array, TensorInfo
-from quire.machine import num_processors
-from quire.regular_file import open_regular
+from quire.settings.machine import num_processors
 
 _PLAIN: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("float32"),

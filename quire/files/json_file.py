@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import InvalidCheckpoint
-from quire.regular_file import read_regular
+from quire.files.regular_file import read_regular
 
 MAX_BYTES = 32 << 20
 MAX_VOCABULARY_BYTES = 256 << 20  # of the files with an entry for each token or tensor

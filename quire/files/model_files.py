@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from quire.cache_folder import cache_folder, hub_folder
 from quire.errors import InvalidCheckpoint, ModelUnavailable, shown
+from quire.files.cache_folder import cache_folder, hub_folder
 from quire.files.generation_defaults import (
     GenerationDefaults,
     eos_token_ids,

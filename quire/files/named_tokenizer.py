@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from quire.cache_folder import hub_folder
 from quire.errors import InvalidSetting, ModelUnavailable, shown
+from quire.files.cache_folder import hub_folder
 from quire.files.hub import fetch_tokenizer, parse_repository
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # a folder with a tokenizer has one of them

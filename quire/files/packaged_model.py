@@ -18,7 +18,7 @@ from pathlib import Path
 
 from quire.errors import ModelUnavailable
 from quire.files.progress import Progress, Report, silent
-from quire.regular_file import open_regular, read_regular
+from quire.files.regular_file import open_regular, read_regular
 
 _POLL_S = 0.1
 SETTLED_S = 2.0

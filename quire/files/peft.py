@@ -9,13 +9,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from quire.adapter_settings import MAX_LORA_RANK
-from quire.cache_folder import hub_folder
 from quire.errors import InvalidAdapter, InvalidCheckpoint, ModelUnavailable, listed, shown
+from quire.files.cache_folder import hub_folder
 from quire.files.hub import fetch_adapter, parse_repository
 from quire.files.json_file import read_json
 from quire.files.safetensors_source import SafetensorsSource
 from quire.files.tensor_source import Array
+from quire.settings.adapters import MAX_LORA_RANK
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"

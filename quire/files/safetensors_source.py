@@ -17,8 +17,8 @@ import numpy as np
 
 from quire.errors import InvalidCheckpoint, listed, shown
 from quire.files.json_file import MAX_VOCABULARY_BYTES, parse_object, read_json
+from quire.files.regular_file import open_regular
 from quire.files.tensor_source import Array, TensorInfo, refuse_overlaps
-from quire.regular_file import open_regular
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quire.config import setting
 from quire.errors import InvalidSetting, shown
-from quire.regular_file import read_regular
+from quire.files.regular_file import read_regular
+from quire.settings.config import setting
 
 GROUP = "Group"
 MAX_SIZE = 1024

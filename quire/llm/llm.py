@@ -8,9 +8,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from quire.config import Config
-from quire.engine.build import build_engine, plan_deployment
-from quire.engine.built import Built
+from quire.engine.building.build import build_engine, plan_deployment
+from quire.engine.building.built import Built
 from quire.engine.garbage_collection import freeze_gc
 from quire.errors import InvalidRequest, QuireError, invalid
 from quire.files.progress import Progress, progress_bar, share_bar, silent
@@ -24,6 +23,7 @@ from quire.llm.prompts import Prompt, as_batch, as_ids, for_each, is_chat
 from quire.llm.run import BatchItem, Run
 from quire.request import Grammar, GrammarKind, Request, SamplingParams
 from quire.seeds import Seeds
+from quire.settings.config import Config
 from quire.text.answer_parts import PLAIN, AnswerForm
 from quire.text.chat import ChatTemplates, load_chat_templates
 from quire.text.conversation import render_conversation

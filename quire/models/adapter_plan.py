@@ -7,13 +7,13 @@ from typing import Any
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from quire.adapter_settings import adapter_places, resolve_max_lora_rank, resolve_max_loras
-from quire.choice import Choice
-from quire.config import Config
 from quire.files.peft import locate_adapter, open_adapter
 from quire.models.adapters import AdapterReader, AdapterSizes, check_adapter, num_bytes
 from quire.models.model import Model
-from quire.resolve import Resolved
+from quire.settings.adapters import adapter_places, resolve_max_lora_rank, resolve_max_loras
+from quire.settings.choice import Choice
+from quire.settings.config import Config
+from quire.settings.resolve import Resolved
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from quire.errors import InvalidAdapter, listed
 from quire.files.peft import LowRank, PeftAdapter, open_adapter
 from quire.models.model import Model
 from quire.models.params import Array, Param, ParamTree
-from quire.ops.adapters import (
+from quire.ops.sharding import sharding
+from quire.ops.weights.adapters import (
     AdaptedWeight,
     AdapterProduct,
     AdapterStack,
@@ -28,7 +29,6 @@ from quire.ops.adapters import (
     Stack,
     runs_of,
 )
-from quire.sharding import sharding
 
 ROOM_UNIT = 16  # rows: products of other sizes are slow
 ROOM_SHARE = 8  # a weight with room has at most one row for adapters to so many of its own

@@ -15,18 +15,19 @@ import numpy as np
 from quire.errors import InvalidCheckpoint, listed
 from quire.files.progress import Progress, silent
 from quire.files.tensor_source import BLOCK, Array, BlockSource, TensorInfo, TensorSource
-from quire.models.channel_weights import channel_like, channel_weight, is_quantized
-from quire.models.coded_weights import coded_like, coded_weight
+from quire.models.formats.channel_weights import channel_like, channel_weight, is_quantized
+from quire.models.formats.coded_weights import coded_like, coded_weight
 from quire.models.formats.quantized_source import QuantizedSource
 from quire.models.model import Model
 from quire.models.params import Param, ParamTree
-from quire.models.standard import HEAD_NAME
-from quire.ops.coded import Coded, Parts
-from quire.ops.four_bit_experts import FourBitExperts
-from quire.ops.four_bits import FourBits
+from quire.models.parts.standard import HEAD_NAME
 from quire.ops.native import int8_product, library
-from quire.ops.native_weight import NativeWeight
-from quire.ops.quantized import (
+from quire.ops.sharding import put
+from quire.ops.weights.coded import Coded, Parts
+from quire.ops.weights.four_bit_experts import FourBitExperts
+from quire.ops.weights.four_bits import FourBits
+from quire.ops.weights.native_weight import NativeWeight
+from quire.ops.weights.quantized import (
     Packed,
     QuantizedWeight,
     group,
@@ -37,7 +38,6 @@ from quire.ops.quantized import (
     pack_expert_codes,
     pack_experts,
 )
-from quire.sharding import put
 
 Quantize = Literal["none", "int8", "fp8"]
 

@@ -4,15 +4,15 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import jax
 
-from quire.ops.adapters import AdapterProduct, add_products
-from quire.ops.attention import Attend
-from quire.ops.expert_product import NONE as NO_EXPERT_KERNELS
-from quire.ops.expert_product import ExpertKernels
+from quire.ops.attention.attention import Attend
 from quire.ops.norms import PLAIN, Norms
 from quire.ops.recurrence import PLAIN as PLAIN_RECURRENT
 from quire.ops.recurrence import RecurrentOps
-from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
-from quire.ops.rounded_rows import RoundingOps
+from quire.ops.weights.adapters import AdapterProduct, add_products
+from quire.ops.weights.expert_product import NONE as NO_EXPERT_KERNELS
+from quire.ops.weights.expert_product import ExpertKernels
+from quire.ops.weights.rounded_rows import PLAIN as PLAIN_ROUNDING
+from quire.ops.weights.rounded_rows import RoundingOps
 
 
 class TokenContext(NamedTuple):

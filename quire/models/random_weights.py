@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.files.progress import Progress, silent
-from quire.models.channel_weights import channel_weight
 from quire.models.checkpoint import (
     Placement,
     Quantize,
@@ -24,6 +23,7 @@ from quire.models.checkpoint import (
     placed,
     quantized,
 )
+from quire.models.formats.channel_weights import channel_weight
 from quire.models.model import Model
 from quire.models.params import Param, ParamTree
 

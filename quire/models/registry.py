@@ -4,30 +4,30 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from quire.errors import UnsupportedModel, shown
-from quire.models.cohere2 import cohere2
-from quire.models.decoder import Decoder
-from quire.models.deepseek import deepseek_v2, deepseek_v3
-from quire.models.exaone4 import exaone4
+from quire.models.families.cohere2 import cohere2
+from quire.models.families.deepseek import deepseek_v2, deepseek_v3
+from quire.models.families.exaone4 import exaone4
+from quire.models.families.gemma2 import gemma2
+from quire.models.families.gemma3 import gemma3
+from quire.models.families.glm4 import glm4
+from quire.models.families.glm4_moe import glm4_moe
+from quire.models.families.gpt2 import gpt2
+from quire.models.families.gpt_oss import gpt_oss
+from quire.models.families.granite import granite
+from quire.models.families.granitemoehybrid import granitemoehybrid
+from quire.models.families.llama import llama
+from quire.models.families.llama4 import llama4
+from quire.models.families.mistral import mistral
+from quire.models.families.mixtral import mixtral
+from quire.models.families.olmo2 import olmo2, olmo3
+from quire.models.families.phi3 import phi3
+from quire.models.families.qwen2 import qwen2
+from quire.models.families.qwen3 import qwen3
+from quire.models.families.qwen3_moe import qwen3_moe
+from quire.models.families.qwen3_next import qwen3_next
+from quire.models.families.smollm3 import smollm3
 from quire.models.fields import Fields
-from quire.models.gemma2 import gemma2
-from quire.models.gemma3 import gemma3
-from quire.models.glm4 import glm4
-from quire.models.glm4_moe import glm4_moe
-from quire.models.gpt2 import gpt2
-from quire.models.gpt_oss import gpt_oss
-from quire.models.granite import granite
-from quire.models.granitemoehybrid import granitemoehybrid
-from quire.models.llama import llama
-from quire.models.llama4 import llama4
-from quire.models.mistral import mistral
-from quire.models.mixtral import mixtral
-from quire.models.olmo2 import olmo2, olmo3
-from quire.models.phi3 import phi3
-from quire.models.qwen2 import qwen2
-from quire.models.qwen3 import qwen3
-from quire.models.qwen3_moe import qwen3_moe
-from quire.models.qwen3_next import qwen3_next
-from quire.models.smollm3 import smollm3
+from quire.models.parts.decoder import Decoder
 
 
 class Family(NamedTuple):

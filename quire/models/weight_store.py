@@ -14,15 +14,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from quire.cache_folder import is_left_unfinished, last_use_s
 from quire.files.array_file import Array, DamagedFile, read_arrays, write_arrays
+from quire.files.cache_folder import is_left_unfinished, last_use_s
 from quire.files.tensor_source import file_identities
 from quire.models.checkpoint import for_kernels, leaves, map_params, placed
 from quire.models.model import Model
 from quire.models.params import Param, ParamTree
 from quire.ops.native.int8_product import tiles_shape
-from quire.ops.quantized import Packed
-from quire.resolve import as_size
+from quire.ops.weights.quantized import Packed
+from quire.settings.resolve import as_size
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,9 @@ from jax import Array
 from jax.sharding import Mesh
 
 from quire.errors import InvalidSetting
-from quire.ops.heads import Heads
+from quire.ops.attention.heads import Heads
+from quire.ops.attention.sharded import sharded
+from quire.ops.attention.step_attention import PLAIN, Kernels, place
 from quire.ops.native import library
 from quire.ops.native.adapter_product import add_products as native_adapter_product
 from quire.ops.native.norms import NATIVE as NATIVE_NORMS
@@ -14,14 +16,12 @@ from quire.ops.native.recurrence import NATIVE as NATIVE_RECURRENT
 from quire.ops.native.sampling import filter_cuts, highest
 from quire.ops.native.tiled_attention import tiled_attention
 from quire.ops.pages import CodedPages, KVWriteTargets, Pages
-from quire.ops.rounded_rows import scaled
 from quire.ops.sampling_kernels import SamplingKernels
-from quire.ops.sharded_kernels import sharded
-from quire.ops.step_attention import PLAIN, Kernels, place
+from quire.ops.weights.rounded_rows import scaled
 
 
 def native_place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[Array, Pages]:
-    """Like `place` in quire.ops.step_attention, by the C++ kernels; codes of e4m3 are made by XLA."""
+    """Like `place` in quire.ops.attention.step_attention, by the C++ kernels; codes of e4m3 are made by XLA."""
     heads = heads.with_norms_done(NATIVE_NORMS.rms)
     if isinstance(pages, CodedPages) and pages.k.dtype != jnp.int8:
         return place(heads._replace(q_norm=None, k_norm=None), pages, targets)

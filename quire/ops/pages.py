@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from quire.ops.rounded_rows import LEAST_SCALE
-from quire.ops.spread import spread
+from quire.ops.attention.spread import spread
+from quire.ops.weights.rounded_rows import LEAST_SCALE
 
 TILE = 32  # tokens of a prefill that read the cache together, at most
 SHARED_STEP = 64  # numbers of positions that several sequences share are multiples of it: the largest block of a kernel

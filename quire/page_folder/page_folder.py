@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from quire.files.regular_file import open_regular
 from quire.page_folder.page_file import BadPageFile, PageFiles, PageName
-from quire.regular_file import open_regular
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from quire.config import MEMORY, setting
 from quire.errors import InvalidSetting
+from quire.settings.config import MEMORY, setting
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quire.config import setting
 from quire.errors import InvalidSetting, shown
 from quire.group.settings import endpoint_of, read_secret
+from quire.settings.config import setting
 
 PEERS = "Peers"
 ROLES = ("prefill", "decode", "both")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import InvalidSetting, shown
-from quire.regular_file import read_regular_text
+from quire.files.regular_file import read_regular_text
 from quire.request import MAX_PRIORITY
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -5,9 +5,9 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 
-from quire.config import DEVICES, setting
 from quire.errors import InvalidSetting
 from quire.server.api_keys import ApiKey, check_distinct, key_of, read_keys
+from quire.settings.config import DEVICES, setting
 from quire.text.stop_strings import MAX_STOPS
 
 HTTP, ACCESS, LIMITS, API, OPERATIONS = "HTTP", "Access", "Limits", "API", "Operations"

@@ -12,7 +12,7 @@ import jinja2
 
 from quire.errors import InvalidCheckpoint, InvalidRequest, TemplateFailed, invalid, shown
 from quire.files.json_file import read_json_if_present
-from quire.regular_file import read_regular_text
+from quire.files.regular_file import read_regular_text
 from quire.text.budget import Budget
 from quire.text.call_history import CallSupport, ToolPlace, call_support, tool_place
 from quire.text.json_text import parse_json_text

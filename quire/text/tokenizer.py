@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 
 from quire.errors import InvalidCheckpoint, InvalidRequest, UnsupportedModel, shown
 from quire.files.json_file import MAX_VOCABULARY_BYTES, MAX_VOCABULARY_VALUES, parse_object, read_json_if_present
-from quire.regular_file import read_regular
+from quire.files.regular_file import read_regular
 from quire.text.gguf_vocabulary import surround, tokenizer_from_metadata
 from quire.text.shield import STAND_INS, RenderedPrompt, Shield
 from quire.text.token_text import Piece, PieceTable, TextRule, rule_of_decoder

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.config import Config
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.ipc.messages import Described
 from quire.server.observe.logs import configure_logs
 from quire.server.processes.model_engine import ModelEngine
+from quire.settings.config import Config
 from tests.chaos.faulty import Faults
 from tests.core.harness import limits
 from tests.fake_executor import FakeExecutor

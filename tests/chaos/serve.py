@@ -8,12 +8,12 @@ import json
 import sys
 from pathlib import Path
 
-from quire.config import Config
 from quire.errors import QuireError
 from quire.server.observe.logs import configure_logs
 from quire.server.processes import engine_processes, supervisor
 from quire.server.processes.serve import serve_engines
 from quire.server.settings import ServerSettings
+from quire.settings.config import Config
 from tests.chaos.engines import FakeModel, FaultyModel
 from tests.chaos.faulty import Faults
 

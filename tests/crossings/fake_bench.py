@@ -7,11 +7,11 @@ from pathlib import Path
 from quire.core.limits import Limits
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
-from quire.engine.folder_saves import FolderSaves
-from quire.engine.folder_source import FolderSource
-from quire.engine.folder_traffic import FolderTraffic
-from quire.engine.page_reading import PageReader
-from quire.engine.page_store import PageStore
+from quire.engine.pages.folder_saves import FolderSaves
+from quire.engine.pages.folder_source import FolderSource
+from quire.engine.pages.folder_traffic import FolderTraffic
+from quire.engine.pages.reading import PageReader
+from quire.engine.pages.store import PageStore
 from quire.engine.port import Task
 from quire.peers.bundle import PageForm
 from quire.request import FinishReason, Request

@@ -3,7 +3,6 @@
 from dataclasses import fields
 from typing import Any
 
-from quire.config import Config
 from quire.core.limits import Limits
 from quire.group.settings import GroupSettings
 from quire.page_folder.settings import FolderSettings
@@ -14,6 +13,7 @@ from quire.server.api.openai.requests import ChatRequest, CompletionRequest
 from quire.server.api.responses.requests import ResponseRequest
 from quire.server.api.tgi.requests import GenerateRequest, Parameters
 from quire.server.settings import ServerSettings
+from quire.settings.config import Config
 
 SETTINGS = (Config, Limits, ServerSettings, FolderSettings, PeerSettings, GroupSettings)
 OF_ENGINES = (Request, SamplingParams, Grammar, ThinkingBudget)

@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from quire.config import Config
-from quire.engine.build import plan_deployment
-from quire.engine.deployment import kinds_of, layout_of
+from quire.engine.building.build import plan_deployment
+from quire.engine.building.deployment import kinds_of, layout_of
 from quire.errors import InvalidRequest, InvalidSetting
 from quire.group.settings import GroupSettings
-from quire.host_cache_settings import with_host_cache
 from quire.models.registry import build_model
 from quire.page_folder.settings import FolderSettings
 from quire.peers.settings import PeerSettings
-from quire.reproducible import refuse_kinds
-from quire.resolve import Facts, resolve
 from quire.server.processes.serve import serve
 from quire.server.settings import ServerSettings
+from quire.settings.config import Config
+from quire.settings.host_cache import with_host_cache
+from quire.settings.reproducible import refuse_kinds
+from quire.settings.resolve import Facts, resolve
 from tests.crossings.capability import Capability, EngineSetting, Layout
 from tests.crossings.covering import PLAIN
 from tests.crossings.engine_setup import EngineSetup

@@ -3,16 +3,16 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from quire.config import Config
-from quire.engine.slot_state import refuse_what_needs_older_state
+from quire.engine.building.slot_state import refuse_what_needs_older_state
 from quire.errors import InvalidSetting
 from quire.models.adapters import adapted_layers
 from quire.models.checkpoint import leaves
-from quire.models.decoder import Decoder
 from quire.models.params import Param
+from quire.models.parts.decoder import Decoder
 from quire.models.registry import FAMILIES, build_model
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.spec import AttentionSpec
 from quire.ops.recurrent_spec import RecurrentSpec
+from quire.settings.config import Config
 from tests.models.cases import CASES
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"

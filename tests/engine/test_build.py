@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from quire.cache_folder import cache_folder
-from quire.config import Config
-from quire.engine.build import build_engine, plan_deployment
-from quire.engine.built import Built
-from quire.engine.compiling import program_store
-from quire.engine.deployment import Deployment
-from quire.engine.page_count import SMALL_STEP, estimated_step_bytes, measures_step
-from quire.executor.program_order import ProgramOrder
+from quire.engine.building.build import build_engine, plan_deployment
+from quire.engine.building.built import Built
+from quire.engine.building.compiling import program_store
+from quire.engine.building.deployment import Deployment
+from quire.engine.building.page_count import SMALL_STEP, estimated_step_bytes, measures_step
+from quire.executor.programs.order import ProgramOrder
+from quire.files.cache_folder import cache_folder
 from quire.files.progress import Progress, Report
 from quire.request import Request, SamplingParams
+from quire.settings.config import Config
 from tests.models.cases import CASES
 from tests.patience import WAIT_S
 

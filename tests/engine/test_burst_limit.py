@@ -2,8 +2,8 @@
 
 from quire.core.plan import Chunk, Kind
 from quire.core.scheduler import Scheduler
+from quire.engine.limits.step_time import BurstLimit
 from quire.engine.observer import Step
-from quire.engine.step_time import BurstLimit
 from tests.core.harness import limits
 from tests.fake_executor import plan_of
 

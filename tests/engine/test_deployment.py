@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from quire.config import Config
 from quire.core.limits import Limits
-from quire.engine.build import plan_deployment
-from quire.engine.deployment import Deployment, cache_capacity
-from quire.engine.slot_state import with_snapshots
+from quire.engine.building.build import plan_deployment
+from quire.engine.building.deployment import Deployment, cache_capacity
+from quire.engine.building.slot_state import with_snapshots
 from quire.errors import InvalidSetting
-from quire.machine import memory_bytes
 from quire.ops.native import library
-from quire.resolve import RESERVE_BYTES
+from quire.settings.config import Config
+from quire.settings.machine import memory_bytes
+from quire.settings.resolve import RESERVE_BYTES
 from tests.models.cases import CASES
 
 
@@ -190,7 +190,7 @@ def test_host_memory_is_cut_into_pages_and_the_text_says_how_many_tokens_it_hold
 def test_pages_come_beside_the_computation_where_their_memory_is_pinned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gib: float, pins: bool, ahead: bool
 ) -> None:
-    monkeypatch.setattr("quire.engine.deployment.can_pin", lambda: pins)
+    monkeypatch.setattr("quire.engine.building.deployment.can_pin", lambda: pins)
     assert planned(tmp_path, "llama", host_cache_gib=gib).limits.restores_ahead is ahead
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from quire.config import Config
-from quire.engine.build import plan_deployment
-from quire.engine.deployment import Deployment
+from quire.engine.building.build import plan_deployment
+from quire.engine.building.deployment import Deployment
 from quire.errors import InvalidSetting
+from quire.settings.config import Config
 from tests.models.cases import CASES
 from tests.tiny_chat_model import write_tiny_chat_model
 

@@ -4,7 +4,7 @@ import random
 
 from quire.core.plan import Chunk, Kind
 from quire.core.step_budget import StepBudget
-from quire.engine.guess_cost import HALVED_STEPS, MAX_COST, GuessCost
+from quire.engine.limits.guess_cost import HALVED_STEPS, MAX_COST, GuessCost
 from quire.engine.observer import Step
 from tests.core.harness import limits
 from tests.fake_executor import plan_of

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from quire.cache_folder import cache_folder
-from quire.config import Config
-from quire.engine.build import plan_deployment
-from quire.engine.compiling import program_store
-from quire.engine.deployment import Deployment
-from quire.engine.model_weights import load_model
+from quire.engine.building.build import plan_deployment
+from quire.engine.building.compiling import program_store
+from quire.engine.building.deployment import Deployment
+from quire.engine.building.model_weights import load_model
+from quire.files.cache_folder import cache_folder
 from quire.files.progress import silent
 from quire.models.registry import build_model
 from quire.ops.native import int8_product
+from quire.settings.config import Config
 from tests.models.cases import CASES
 from tests.models.quantized_checkpoints import FORMATS, Format, write_checkpoint
 from tests.models.quantized_matrices import Matrix, float8_blocks, gptq

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from quire.core.plan import Chunk, Kind, PageCopy, Place, Tier
 from quire.core.scheduler import Scheduler
+from quire.engine.limits.restore_limit import RestoreLimit
 from quire.engine.observer import Step
-from quire.engine.restore_limit import RestoreLimit
 from tests.core.harness import limits
 from tests.fake_executor import plan_of
 

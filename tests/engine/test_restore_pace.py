@@ -6,11 +6,11 @@ import pytest
 
 from quire.core.plan import Chunk, Kind, PageCopy, Place, Tier
 from quire.core.scheduler import Scheduler
+from quire.engine.limits.restore_limit import RestoreLimit
+from quire.engine.limits.restore_pace import BLOCK, FEW_PAGES, RestorePace
+from quire.engine.limits.step_limits import step_limits
 from quire.engine.observer import Step
-from quire.engine.restore_limit import RestoreLimit
-from quire.engine.restore_pace import BLOCK, FEW_PAGES, RestorePace
-from quire.engine.step_limits import step_limits
-from quire.executor.pinned_pages import BLOCK_PAGES
+from quire.executor.host.pinned_pages import BLOCK_PAGES
 from tests.core.harness import limits
 from tests.fake_executor import plan_of
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from quire.core.limits import Limits
 from quire.core.scheduler import Scheduler
-from quire.engine.built import Built
+from quire.engine.building.built import Built
 from quire.engine.engine import Engine
-from quire.engine.step_sizes import StepSizes
+from quire.engine.limits.step_sizes import StepSizes
 from quire.request import Request
 from tests.fake_executor import FakeExecutor
 

@@ -7,7 +7,7 @@ import pytest
 from quire.core.plan import StepPlan
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
-from quire.engine.step_time import MIN_PREFILL_TOKENS, StepLoad, StepTimeModel
+from quire.engine.limits.step_time import MIN_PREFILL_TOKENS, StepLoad, StepTimeModel
 from tests.core.harness import limits, request
 from tests.fake_executor import FakeExecutor
 

@@ -17,12 +17,12 @@ from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.engine.executor import Executor
 from quire.errors import QuireError
-from quire.executor import compiler
 from quire.executor import executor as executors
-from quire.executor.draft import Draft
+from quire.executor.draft.draft import Draft
 from quire.executor.executor import JaxExecutor
-from quire.executor.program_table import Key, ProgramTable
-from quire.executor.programs import Programs
+from quire.executor.programs import compiler
+from quire.executor.programs.programs import Programs
+from quire.executor.programs.table import Key, ProgramTable
 from quire.executor.shapes import Shapes
 from quire.files.tensor_source import TensorSource
 from quire.models.adapters import AdapterReader, make_room
@@ -30,8 +30,8 @@ from quire.models.checkpoint import Quantize, load_weights
 from quire.models.context import NoStates, PlatformOps, TokenContext
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
-from quire.ops.attention import whole_sequence
-from quire.ops.native_weight import NativeWeight
+from quire.ops.attention.attention import whole_sequence
+from quire.ops.weights.native_weight import NativeWeight
 from quire.request import FinishReason, Request
 from tests.compiling import QUICKLY
 from tests.models.cases import CASES

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 
 from quire.core.plan import SlotStart
-from quire.executor.sampler import Features, Sampled, sample
+from quire.executor.sample.sampler import Features, Sampled, sample
 from quire.executor.shapes import Shapes
 from quire.executor.slots import Slots, empty_slots, pack_starts, start_slots
-from quire.ops.step_attention import PLAIN, Kernels
+from quire.ops.attention.step_attention import PLAIN, Kernels
 from quire.request import SamplingParams
 
 Array = np.ndarray[Any, Any]

@@ -13,21 +13,21 @@ import numpy as np
 from quire.core.limits import Limits
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
-from quire.engine.page_store import PageStore
+from quire.engine.pages.store import PageStore
 from quire.executor.executor import JaxExecutor
-from quire.executor.ladder import StepShape
+from quire.executor.programs.ladder import StepShape
 from quire.executor.shapes import Shapes
 from quire.files.peft import open_adapter
 from quire.models.adapters import AdapterSizes, host_adapter
 from quire.models.checkpoint import load_weights
-from quire.models.decoder import Decoder
 from quire.models.params import Param
+from quire.models.parts.decoder import Decoder
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from quire.ops.native import library
+from quire.ops.sharding import sharding, tensor_mesh
 from quire.peers.bundle import PageBundle, PageForm
 from quire.request import Request, SamplingParams
-from quire.sharding import sharding, tensor_mesh
 from tests.models.adapter_files import write_adapter
 from tests.models.cases import CASES
 from tests.models.tiny import NamedTensors

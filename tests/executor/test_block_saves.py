@@ -12,12 +12,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from quire.executor import block_saves
-from quire.executor.block_saves import LONG_STEP_TOKENS, BlockSaves
-from quire.executor.compiler import MOVES
-from quire.executor.host_pages import stacks_of
-from quire.executor.pinned_blocks import PINNED, PinnedBlock, memory_of
-from quire.executor.pinned_pages import PinnedPages
+from quire.executor.host import block_saves
+from quire.executor.host.block_saves import LONG_STEP_TOKENS, BlockSaves
+from quire.executor.host.host_pages import stacks_of
+from quire.executor.host.pinned_blocks import PINNED, PinnedBlock, memory_of
+from quire.executor.host.pinned_pages import PinnedPages
+from quire.executor.programs.compiler import MOVES
 from quire.ops.page_moves import PLAIN_MOVES
 
 NUM_PAGES, NUM_HOST_PAGES = 80, 48

@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import pytest
 
-from quire.config import Config
-from quire.engine.deployment import layout_of
+from quire.engine.building.deployment import layout_of
 from quire.errors import InvalidSetting
 from quire.executor.layer_state import page_layout
 from quire.models.registry import build_model
 from quire.ops.native import library
-from quire.resolve import Facts, resolve
+from quire.settings.config import Config
+from quire.settings.resolve import Facts, resolve
 from tests.executor.conftest import DRAFTING, HOST_PAGES
 from tests.executor.rig import FEW_SHAPES, Rig, config_of, quickly_compiled
 from tests.executor.workload import workload

@@ -17,16 +17,16 @@ from typing import Any
 import jax
 import pytest
 
-from quire.cache_folder import cache_folder
-from quire.executor import compile_processes
-from quire.executor.compile_processes import CompileProcesses
-from quire.executor.compile_worker import CompileTask, structure
-from quire.executor.compiler import Compiler
-from quire.executor.ladder import StepShape
-from quire.executor.program_order import ProgramOrder
-from quire.executor.program_store import ProgramStore
-from quire.executor.program_table import Key
-from quire.executor.programs import Programs
+from quire.executor.programs import compile_processes
+from quire.executor.programs.compile_processes import CompileProcesses
+from quire.executor.programs.compile_worker import CompileTask, structure
+from quire.executor.programs.compiler import Compiler
+from quire.executor.programs.ladder import StepShape
+from quire.executor.programs.order import ProgramOrder
+from quire.executor.programs.programs import Programs
+from quire.executor.programs.store import ProgramStore
+from quire.executor.programs.table import Key
+from quire.files.cache_folder import cache_folder
 from quire.models.checkpoint import Quantize, load_weights, weights_like
 from quire.models.model import Model
 from quire.models.params import ParamTree
@@ -104,7 +104,9 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 def ways(log: pytest.LogCaptureFixture) -> dict[str, int]:
     """How many programs were compiled here, and how many loaded."""
-    words = [record.getMessage().split()[0] for record in log.records if record.name == "quire.executor.compiler"]
+    words = [
+        record.getMessage().split()[0] for record in log.records if record.name == "quire.executor.programs.compiler"
+    ]
     return {way: words.count(way) for way in ("compiled", "loaded")}
 
 
@@ -245,7 +247,7 @@ def test_threads_that_wait_for_a_process_end_with_their_programs(
 
 START_AND_WAIT = """
 import sys, time
-from quire.executor.compile_processes import CompileProcesses
+from quire.executor.programs.compile_processes import CompileProcesses
 processes = CompileProcesses(1)
 processes.start()
 print(*processes.process_ids, flush=True)

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from quire.executor.compiler_options import (
+from quire.executor.programs.compiler_options import (
     FEW_ROWS,
     MANY_TOKENS,
     OF_THE_LIBRARY,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.executor.sampler import NOT_NUMBERS, NOTHING_ASKED, NOTHING_LEFT, Features, sample
+from quire.executor.sample.sampler import NOT_NUMBERS, NOTHING_ASKED, NOTHING_LEFT, Features, sample
 from quire.ops.gpu.filter_cuts import filter_cuts
 from quire.ops.gpu.token_draws import draw_tokens
 from quire.ops.sampling_kernels import NONE, SamplingKernels

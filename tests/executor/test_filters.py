@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from quire.executor.filters import filtered
-from quire.executor.sampler import Features, sample
+from quire.executor.sample.filters import filtered
+from quire.executor.sample.sampler import Features, sample
 from quire.executor.slots import MIN_P, TOP_P, TYPICAL_P
 from quire.request import SamplingParams
 from tests.executor.sampling import slot_start, slots_of

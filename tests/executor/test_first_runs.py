@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from quire.executor.first_runs import SELDOM_SHARE, SHARE, FirstRuns
-from quire.executor.ladder import StepShape
-from quire.executor.program_table import Key
+from quire.executor.programs.first_runs import SELDOM_SHARE, SHARE, FirstRuns
+from quire.executor.programs.ladder import StepShape
+from quire.executor.programs.table import Key
 from tests.executor.test_rehearsal import SHAPES, Recorded, untimed  # noqa: F401  a fixture
 
 

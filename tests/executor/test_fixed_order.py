@@ -12,20 +12,21 @@ import pytest
 
 from quire.core.plan import Chunk, Kind
 from quire.errors import EngineFailed, InvalidSetting
-from quire.executor import compiler, sampler
-from quire.executor.filters import filtered
-from quire.executor.ladder import StepShape
 from quire.executor.launch import fields, num_single, split
-from quire.executor.program_order import ProgramOrder
-from quire.executor.program_table import Key, ProgramTable
-from quire.executor.row_check import NUM_DECODES, RowCheck, step_of_decodes, step_of_prompts
-from quire.executor.sampler import NOTHING_ASKED
+from quire.executor.programs import compiler
+from quire.executor.programs.ladder import StepShape
+from quire.executor.programs.order import ProgramOrder
+from quire.executor.programs.row_check import NUM_DECODES, RowCheck, step_of_decodes, step_of_prompts
+from quire.executor.programs.table import Key, ProgramTable
+from quire.executor.sample import sampler
+from quire.executor.sample.filters import filtered
+from quire.executor.sample.sampler import NOTHING_ASKED
 from quire.executor.shapes import Shapes
-from quire.models.decoder import Decoder
+from quire.models.parts.decoder import Decoder
+from quire.ops.attention.step_attention import PLAIN, Kernels
+from quire.ops.attention.tiled_attention import tiled_attention
 from quire.ops.norms import Norms, add_rms_norm, rms_norm
 from quire.ops.pages import TILE
-from quire.ops.step_attention import PLAIN, Kernels
-from quire.ops.tiled_attention import tiled_attention
 from quire.request import Request, SamplingParams
 from tests.executor.rig import SHAPES, Rig, Run, config_of, quickly_compiled
 from tests.executor.workload import workload

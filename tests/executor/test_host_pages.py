@@ -8,7 +8,7 @@ import pytest
 
 from quire.core.plan import Chunk, Kind, PageCopy, Place, StepPlan, Tier
 from quire.engine.engine import Engine
-from quire.executor.host_pages import HostPages
+from quire.executor.host.host_pages import HostPages
 from quire.request import Request
 from tests.executor.conftest import HOST_PAGES
 from tests.executor.faulty_executor import FaultyExecutor

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quire.models.adapters import one_adapter
-from quire.ops.adapters import JoinedStack
+from quire.ops.weights.adapters import JoinedStack
 from tests.executor.faulty_executor import FaultyExecutor
 from tests.executor.rig import FEW_SHAPES, Rig, quickly_compiled
 from tests.executor.test_adapters import CONFIG, NAMES, SHAPES, crowd, engine

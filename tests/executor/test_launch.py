@@ -8,10 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quire.core.plan import Chunk, Kind
-from quire.executor.ladder import FINE_FROM, Ladder, StepShape
 from quire.executor.launch import Inputs, Launch, Packer, fields, num_single, split
-from quire.executor.program_table import Key, ProgramTable
-from quire.executor.sampler import Features
+from quire.executor.programs.ladder import FINE_FROM, Ladder, StepShape
+from quire.executor.programs.table import Key, ProgramTable
+from quire.executor.sample.sampler import Features
 from quire.executor.shapes import Shapes
 from quire.ops.pages import TILE
 

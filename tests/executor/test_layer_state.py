@@ -12,7 +12,7 @@ import pytest
 from quire.executor.layer_state import LayerPlace, PagedState, PagedStates, PageLayout, SlotPlace, page_layout
 from quire.models.model import LayerSpec
 from quire.models.registry import build_model
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.spec import AttentionSpec
 from quire.ops.recurrent_spec import RecurrentSpec
 from quire.reach import ChunkReach, Reach
 from tests.models.cases import CASES

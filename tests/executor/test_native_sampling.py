@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.executor.sampler import NOT_NUMBERS, NOTHING_LEFT, Features, sample
+from quire.executor.sample.sampler import NOT_NUMBERS, NOTHING_LEFT, Features, sample
 from quire.executor.slots import Slots
 from quire.ops.kernels import NATIVE
 from quire.ops.native import library

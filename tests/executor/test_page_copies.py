@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from quire.core.plan import Chunk, Kind, PageCopy, Place, StepPlan, StepResult, Tier, device_copy
-from quire.executor import page_copies
-from quire.executor.page_copies import arrange, independent
+from quire.executor.host import page_copies
+from quire.executor.host.page_copies import arrange, independent
 from tests.executor.conftest import HOST_PAGES
 from tests.executor.rig import Rig
 from tests.executor.sampling import slot_start

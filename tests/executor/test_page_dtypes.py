@@ -9,7 +9,7 @@ import pytest
 
 from quire.core.plan import StepPlan
 from quire.executor.executor import JaxExecutor
-from quire.executor.host_pages import HostPages, as_bytes, gather_pages
+from quire.executor.host.host_pages import HostPages, as_bytes, gather_pages
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
 from quire.ops.page_moves import PLAIN_MOVES

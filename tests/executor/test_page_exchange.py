@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from quire.engine.page_store import PageStore
+from quire.engine.pages.store import PageStore
 from quire.peers.bundle import PageBundle, PageForm
 from quire.request import Request
 from tests.executor.conftest import HOST_PAGES

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from quire.core.plan import StepPlan
-from quire.executor import compiler
 from quire.executor.executor import JaxExecutor
+from quire.executor.programs import compiler
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
+from quire.ops.attention.step_attention import PLAIN
 from quire.ops.gpu.move_pages import gather, scatter
 from quire.ops.page_moves import PageMoves
-from quire.ops.step_attention import PLAIN
 from tests.executor.conftest import SHAPES, config_of
 from tests.executor.rig import NamedTensors
 from tests.executor.test_host_pages import host_copies

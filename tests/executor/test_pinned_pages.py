@@ -9,21 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.config import Config
 from quire.core.plan import Chunk, Kind, StepPlan, device_copy
-from quire.executor import block_saves, page_copies, pinned_pages
 from quire.executor.executor import JaxExecutor
-from quire.executor.host_pages import Fetched
-from quire.executor.ladder import StepShape
+from quire.executor.host import block_saves, page_copies, pinned_pages
+from quire.executor.host.host_pages import Fetched
+from quire.executor.host.pinned_blocks import DEVICE, PINNED, PinnedBlock
+from quire.executor.host.pinned_pages import PinnedPages, can_pin, pinning_works
 from quire.executor.memory import reserve_device_memory
 from quire.executor.pending import Pending
-from quire.executor.pinned_blocks import DEVICE, PINNED, PinnedBlock
-from quire.executor.pinned_pages import PinnedPages, can_pin, pinning_works
-from quire.executor.program_order import MAX_UNPLACED_BYTES, ProgramOrder, place_sizes
-from quire.executor.program_store import ProgramStore
-from quire.host_cache_settings import resolve_host_cache
+from quire.executor.programs.ladder import StepShape
+from quire.executor.programs.order import MAX_UNPLACED_BYTES, ProgramOrder, place_sizes
+from quire.executor.programs.store import ProgramStore
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
+from quire.settings.config import Config
+from quire.settings.host_cache import resolve_host_cache
 from tests.executor.conftest import SHAPES, config_of
 from tests.executor.rig import NamedTensors
 from tests.executor.test_host_pages import host_copies

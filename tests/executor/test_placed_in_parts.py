@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from quire.core.plan import Chunk, Kind, StepPlan
-from quire.executor import pinned_pages
 from quire.executor.executor import JaxExecutor
-from quire.executor.host_pages import Fetched
-from quire.executor.pinned_pages import in_parts
-from quire.executor.program_table import Key
+from quire.executor.host import pinned_pages
+from quire.executor.host.host_pages import Fetched
+from quire.executor.host.pinned_pages import in_parts
+from quire.executor.programs.table import Key
 from tests.executor import test_pinned_pages
 from tests.executor.test_host_pages import host_copies
 from tests.executor.test_pinned_pages import save_pages

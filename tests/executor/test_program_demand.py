@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from quire.executor.ladder import StepShape
-from quire.executor.program_demand import FIRST_RUN_TOKENS, ProgramDemand
-from quire.executor.program_order import WAYS, ProgramOrder
-from quire.executor.program_table import Key, ProgramTable
-from quire.executor.sampler import NOTHING_ASKED
+from quire.executor.programs.demand import FIRST_RUN_TOKENS, ProgramDemand
+from quire.executor.programs.ladder import StepShape
+from quire.executor.programs.order import WAYS, ProgramOrder
+from quire.executor.programs.table import Key, ProgramTable
+from quire.executor.sample.sampler import NOTHING_ASKED
 from quire.executor.shapes import Shapes
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from quire.executor.ladder import StepShape
-from quire.executor.program_queue import ProgramQueue
-from quire.executor.program_table import Key
+from quire.executor.programs.ladder import StepShape
+from quire.executor.programs.queue import ProgramQueue
+from quire.executor.programs.table import Key
 from tests.patience import WAIT_S
 
 KEYS = [StepShape(size) for size in (8, 16, 32, 64)]

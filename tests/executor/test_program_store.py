@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.serialize_executable import deserialize_and_load
 
-from quire.executor import program_store
-from quire.executor.program_store import KEPT_FOLDERS, ProgramStore
-from quire.ops.gpu import mosaic
+from quire.executor.programs import store as program_store
+from quire.executor.programs.store import KEPT_FOLDERS, ProgramStore
+from quire.ops.gpu.hopper import mosaic
 from tests.patience import WAIT_S
 from tests.shared_programs import shared
 
@@ -144,7 +144,7 @@ SAVE_ON_A_FULL_DISK = """
 import resource, sys
 from pathlib import Path
 import jax, jax.numpy as jnp
-from quire.executor.program_store import ProgramStore
+from quire.executor.programs.store import ProgramStore
 program = jax.jit(lambda x: x + 1).lower(jnp.zeros(3)).compile()
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))  # a file of more bytes than this is refused half way
 store = ProgramStore(Path(sys.argv[1]), "a model")
@@ -205,7 +205,7 @@ def test_engines_that_want_a_program_at_the_same_time_compile_it_once(tmp_path: 
 CLAIMS = """
 import sys, time
 from pathlib import Path
-from quire.executor.program_store import ProgramStore
+from quire.executor.programs.store import ProgramStore
 def compile():
     print("compiling", flush=True)
     sys.stdin.read()

@@ -15,25 +15,25 @@ import pytest
 
 from quire.core.plan import Chunk, Kind, StepPlan, device_copy
 from quire.engine.engine import Engine
-from quire.executor import compiler
-from quire.executor.compiler import Compiler
 from quire.executor.executor import JaxExecutor
-from quire.executor.ladder import StepShape
 from quire.executor.launch import sizes
-from quire.executor.program_store import ProgramStore
-from quire.executor.program_table import Key
-from quire.executor.programs import Programs
-from quire.executor.sampler import Features
+from quire.executor.programs import compiler
+from quire.executor.programs.compiler import Compiler
+from quire.executor.programs.ladder import StepShape
+from quire.executor.programs.programs import Programs
+from quire.executor.programs.store import ProgramStore
+from quire.executor.programs.table import Key
+from quire.executor.sample.sampler import Features
 from quire.executor.shapes import Shapes
 from quire.executor.step import Compiled, Weights, forward
 from quire.models.checkpoint import load_weights
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.attention.step_attention import PLAIN
 from quire.ops.kernels import kernels_for
 from quire.ops.pages import Segments
-from quire.ops.step_attention import PLAIN
 from quire.request import Request, SamplingParams
 from tests.compiling import AS_SERVED
 from tests.executor.rig import FEW_SHAPES, Rig, config_of, quickly_compiled

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from quire.executor.executor import NOTHING_ASKED, JaxExecutor
-from quire.executor.ladder import StepShape
+from quire.executor.programs.ladder import StepShape
 from quire.executor.shapes import Shapes
 from quire.request import Request, SamplingParams
 from tests.executor.rig import Rig, quickly_compiled

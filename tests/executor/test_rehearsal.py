@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from quire.executor.ladder import StepShape
-from quire.executor.program_table import Key
-from quire.executor.programs import Programs
-from quire.executor.sampler import Sampled
-from quire.executor.timed_programs import TimedPrograms
+from quire.executor.programs.ladder import StepShape
+from quire.executor.programs.programs import Programs
+from quire.executor.programs.table import Key
+from quire.executor.programs.timed_programs import TimedPrograms
+from quire.executor.sample.sampler import Sampled
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
 from tests.executor.rig import FEW_SHAPES, config_of

@@ -12,11 +12,11 @@ import pytest
 from quire.core.plan import Chunk, Kind, StepPlan, device_copy
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
-from quire.executor.compiler import Compiler
 from quire.executor.executor import JaxExecutor
-from quire.executor.ladder import StepShape
-from quire.executor.padding import run_on_padding
-from quire.executor.replay import Follower, HostArray, PlainKey, from_plain, to_plain
+from quire.executor.programs.compiler import Compiler
+from quire.executor.programs.ladder import StepShape
+from quire.executor.programs.padding import run_on_padding
+from quire.executor.programs.replay import Follower, HostArray, PlainKey, from_plain, to_plain
 from quire.executor.shapes import Shapes
 from quire.group.arrays import from_message, to_message
 from quire.models.random_weights import random_weights

@@ -10,7 +10,7 @@ import pytest
 from quire.core.plan import Chunk, Kind, SlotStart, StepPlan
 from quire.executor.executor import JaxExecutor
 from quire.executor.launch import Launch
-from quire.executor.sampler import NOTHING_LEFT, Features
+from quire.executor.sample.sampler import NOTHING_LEFT, Features
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
 from quire.request import SamplingParams

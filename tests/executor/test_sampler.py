@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quire.errors import InvalidRequest
-from quire.executor.sampler import NOT_NUMBERS, NOTHING_LEFT, Features
+from quire.executor.sample.sampler import NOT_NUMBERS, NOTHING_LEFT, Features
 from quire.executor.step import SamplingWay, sample_next
 from quire.ops.gpu.filter_cuts import filter_cuts
 from quire.ops.gpu.token_draws import draw_tokens

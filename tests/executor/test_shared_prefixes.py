@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.executor import compiler, ladder, shared_prefixes
-from quire.executor.ladder import StepShape
+from quire.executor import shared_prefixes
 from quire.executor.launch import Launch, Packer, num_shared_tiles
-from quire.executor.program_order import ProgramOrder
-from quire.executor.programs import Programs
+from quire.executor.programs import compiler, ladder
+from quire.executor.programs.ladder import StepShape
+from quire.executor.programs.order import ProgramOrder
+from quire.executor.programs.programs import Programs
 from quire.executor.shared_prefixes import MIN_SAVED, PageTables, SharedTiles
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.attention.step_attention import PLAIN
+from quire.ops.attention.tiled_attention import tiled_attention
 from quire.ops.pages import SHARED_STEP, TILE, Pages, Tiles
-from quire.ops.step_attention import PLAIN
-from quire.ops.tiled_attention import tiled_attention
 from quire.request import Request, SamplingParams
 from tests.executor.rig import FEW_SHAPES, Rig, config_of, quickly_compiled
 

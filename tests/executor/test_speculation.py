@@ -9,10 +9,10 @@ import pytest
 
 from quire.core.lookup import Lookup
 from quire.core.plan import Kind, StepPlan
-from quire.executor.guesses import guess_by_lookup
-from quire.executor.ladder import StepShape
-from quire.executor.program_order import ProgramOrder
-from quire.executor.program_table import Key
+from quire.executor.draft.guesses import guess_by_lookup
+from quire.executor.programs.ladder import StepShape
+from quire.executor.programs.order import ProgramOrder
+from quire.executor.programs.table import Key
 from quire.executor.shapes import Shapes
 from quire.executor.slots import empty_slots
 from quire.request import FinishReason, Request, SamplingParams

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.executor.step_costs import SLACK, good_sizes, slower_than_larger
+from quire.executor.programs.step_costs import SLACK, good_sizes, slower_than_larger
 
 # Milliseconds of an 8B model's steps on one GPU: the library is bad at 448, 768 and 1,536 tokens.
 MEASURED = {256: 7.55, 320: 8.73, 384: 10.0, 448: 15.4, 512: 12.4, 640: 14.15, 768: 19.0, 896: 20.0, 1024: 21.6}

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from quire.config import Config
-from quire.engine.build import plan_deployment
+from quire.engine.building.build import plan_deployment
 from quire.errors import InvalidSetting, ModelUnavailable
 from quire.files.model_files import locate
 from quire.files.named_tokenizer import locate_tokenizer
+from quire.settings.config import Config
 from tests.files.fake_hub import FakeHub
 from tests.tiny_chat_model import CONFIG, byte_tokenizer, write_tiny_chat_model
 

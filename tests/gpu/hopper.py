@@ -5,7 +5,7 @@ import pytest
 
 from quire.executor.compute_capability import compute_capability
 from quire.ops.gpu import kernels as gpu_kernels
-from quire.ops.gpu.mosaic import HAS_MOSAIC
+from quire.ops.gpu.hopper.mosaic import HAS_MOSAIC
 
 IS_HOPPER = jax.default_backend() == "gpu" and compute_capability(jax.devices()[0]) == gpu_kernels.HOPPER
 MARKS = [

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.gpu.mosaic import HAS_MOSAIC
-from quire.ops.rounded_rows import EPSILON, LARGEST_FLOAT8, RoundedRows, gated_values, round_rows
+from quire.ops.gpu.hopper.mosaic import HAS_MOSAIC
+from quire.ops.weights.rounded_rows import EPSILON, LARGEST_FLOAT8, RoundedRows, gated_values, round_rows
 from tests.gpu.hopper import IS_HOPPER
 
 pytestmark = pytest.mark.gpu
 mosaic = pytest.importorskip("jax.experimental.pallas.mosaic_gpu")
-code_product = pytest.importorskip("quire.ops.gpu.code_product")
-gated_codes = pytest.importorskip("quire.ops.gpu.gated_codes")
+code_product = pytest.importorskip("quire.ops.gpu.hopper.code_product")
+gated_codes = pytest.importorskip("quire.ops.gpu.hopper.gated_codes")
 
 CODE = jnp.float8_e4m3fn
 WHOLE = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (1024, 2048)]

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.attention.tiled_attention import tiled_attention
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.parts import combine_parts
 from quire.ops.pages import CodedPages, Tiles
-from quire.ops.tiled_attention import tiled_attention
 from tests.gpu.hopper import MARKS
 from tests.gpu.test_kernels import WIDTH, check, in_codes, paged
 
@@ -31,7 +31,7 @@ MAX_PARTS = 16
 
 
 def attended(spec: AttentionSpec, part: int, max_parts: int = MAX_PARTS) -> Any:
-    from quire.ops.gpu.coded_decodes import coded_decodes
+    from quire.ops.gpu.hopper.coded_decodes import coded_decodes
 
     def run(q: jax.Array, pages: CodedPages, table: jax.Array, tiles: Tiles) -> jax.Array:
         out, counts, parts = coded_decodes(spec, q, pages, table, tiles, part, max_parts)

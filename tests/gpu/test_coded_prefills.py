@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.attention.tiled_attention import tiled_attention
 from quire.ops.gpu import kernels as gpu_kernels
-from quire.ops.gpu.prefill_items import fits
+from quire.ops.gpu.hopper.prefill_items import fits
 from quire.ops.pages import TILE, Pages, Tiles
-from quire.ops.tiled_attention import tiled_attention
 from tests.gpu.hopper import MARKS
 from tests.gpu.test_kernels import WIDTH, check, in_codes, paged
 
@@ -27,7 +27,7 @@ PLACES = [(0, 32), (0, 1), (97, 31), (96, 32), (127, 2), (128, 16), (128, 17), (
 
 
 def attended(spec: AttentionSpec) -> Any:
-    from quire.ops.gpu.coded_prefills import coded_prefills
+    from quire.ops.gpu.hopper.coded_prefills import coded_prefills
 
     return jax.jit(partial(coded_prefills, spec))
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from quire.executor.compute_capability import compute_capability
-from quire.ops.attention_spec import AttentionSpec
-from quire.ops.gpu import coded_prompts
+from quire.ops.attention.heads import joined
+from quire.ops.attention.spec import AttentionSpec
 from quire.ops.gpu import kernels as gpu_kernels
-from quire.ops.heads import joined
+from quire.ops.gpu.hopper import coded_prompts
 from quire.ops.pages import CodedPages, KVWriteTargets
 
 pytestmark = [

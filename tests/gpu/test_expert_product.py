@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 from quire.models.context import PlatformOps
-from quire.models.feed_forward import grouped
+from quire.models.parts.feed_forward import grouped
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
-from quire.ops.activation_rounding import Rounding
-from quire.ops.attention import whole_sequence
-from quire.ops.coded import Coded
-from quire.ops.expert_product import NONE, Gate, kernels_of
-from quire.ops.four_bit_experts import FourBitExperts
+from quire.ops.attention.attention import whole_sequence
 from quire.ops.gates import ClampedGate, PlainGate
 from quire.ops.gpu.add_norm import add_visits_norm
 from quire.ops.gpu.expert_product import ExpertBlocks, expert_product, tiles_of
 from quire.ops.norms import Norms, add_rms_norm
-from quire.ops.rounded_rows import scaled
-from quire.ops.visit_sums import VisitSums
+from quire.ops.weights.activation_rounding import Rounding
+from quire.ops.weights.coded import Coded
+from quire.ops.weights.expert_product import NONE, Gate, kernels_of
+from quire.ops.weights.four_bit_experts import FourBitExperts
+from quire.ops.weights.rounded_rows import scaled
+from quire.ops.weights.visit_sums import VisitSums
 from tests.gpu.test_kernels import INTERPRET, check, each_dtype
 from tests.models.cases import CASES
 

@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.coded import Coded
-from quire.ops.four_bits import FourBits
-from quire.ops.gpu.mosaic import HAS_MOSAIC
+from quire.ops.gpu.hopper.mosaic import HAS_MOSAIC
+from quire.ops.weights.coded import Coded
+from quire.ops.weights.four_bits import FourBits
 from tests.gpu.hopper import MARKS
 
 pytestmark = MARKS
 if HAS_MOSAIC:
-    from quire.ops.gpu import few_rows
-    from quire.ops.gpu.few_row_blocks import RowBlocks
-    from quire.ops.gpu.row_epilogues import Add, Gate, Sum
+    from quire.ops.gpu.hopper import few_rows
+    from quire.ops.gpu.hopper.few_row_blocks import RowBlocks
+    from quire.ops.gpu.hopper.row_epilogues import Add, Gate, Sum
 
 OF_8B = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
 SMALL = [(128, 1024), (256, 1536), (384, 1920), (3584, 18944)]  # of the last two, blocks end beyond the inputs

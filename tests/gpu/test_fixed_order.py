@@ -8,17 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.heads import HeadNorm, Heads
+from quire.ops.attention.rotation import Rotation
+from quire.ops.attention.spec import AttentionSpec
 from quire.ops.gpu import fixed_order
 from quire.ops.gpu.add_norm import norm
 from quire.ops.gpu.decode_attention import OF_CODES, TILING, decode_attention
 from quire.ops.gpu.fixed_order import PLACED_TOKENS, tiling_of
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import prefill_attention
-from quire.ops.heads import HeadNorm, Heads
 from quire.ops.norms import rms_norm
 from quire.ops.pages import TILE, KVWriteTargets, Tiles
-from quire.ops.rotation import Rotation
 from tests.gpu.test_kernels import CACHE_DTYPES, INTERPRET, check, in_codes
 
 pytestmark = pytest.mark.gpu

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.coded import Coded
-from quire.ops.four_bits import FourBits
 from quire.ops.gpu.four_bit_product import FourBitBlocks, blocks_of, four_bit_product
+from quire.ops.weights.coded import Coded
+from quire.ops.weights.four_bits import FourBits
 
 pytestmark = pytest.mark.gpu
 INTERPRET = jax.default_backend() != "gpu"

@@ -12,17 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.adapters import AdapterStack, JoinedStack
-from quire.ops.adapters import add_products as plain_adapter_product
-from quire.ops.attention_reference import causal_attention
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.heads import HeadNorm, Heads
+from quire.ops.attention.reference import causal_attention
+from quire.ops.attention.rotation import Rotation
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.attention.step_attention import place
+from quire.ops.attention.tiled_attention import tiled_attention
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.adapter_product import add_products as adapter_product
 from quire.ops.gpu.add_norm import add_norm
 from quire.ops.gpu.decode_attention import OF_CODES, decode_attention
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import MANY, ONE_ORDER, SOME, Tiling, prefill_attention
-from quire.ops.heads import HeadNorm, Heads
 from quire.ops.norms import add_rms_norm as plain_add_norm
 from quire.ops.pages import (
     TILE,
@@ -35,9 +36,8 @@ from quire.ops.pages import (
     coded,
     read_pages,
 )
-from quire.ops.rotation import Rotation
-from quire.ops.step_attention import place
-from quire.ops.tiled_attention import tiled_attention
+from quire.ops.weights.adapters import AdapterStack, JoinedStack
+from quire.ops.weights.adapters import add_products as plain_adapter_product
 from tests.ops.test_attention import sinks_of
 
 pytestmark = pytest.mark.gpu

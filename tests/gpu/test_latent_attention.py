@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.attention.tiled_attention import tiled_attention
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.context_list import Cut
 from quire.ops.gpu.latent_attention import CUT, latent_attention
 from quire.ops.pages import Tiles
-from quire.ops.tiled_attention import tiled_attention
 from tests.gpu.test_kernels import INTERPRET, WIDTH, check, paged
 
 pytestmark = pytest.mark.gpu

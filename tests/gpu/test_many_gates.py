@@ -9,7 +9,7 @@ from tests.gpu.hopper import IS_HOPPER
 from tests.gpu.test_code_product import HAS_SCALES, codes, product, runs, scales  # noqa: F401
 
 pytestmark = [pytest.mark.gpu, HAS_SCALES]
-many_gates = pytest.importorskip("quire.ops.gpu.many_gates")
+many_gates = pytest.importorskip("quire.ops.gpu.hopper.many_gates")
 
 
 SMALL = [(128, 512), (480, 512), (672, 512), (768, 512)]  # numbers and inputs; parts of 128, 96, 112 and 128

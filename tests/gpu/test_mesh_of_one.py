@@ -4,10 +4,10 @@ import jax
 import pytest
 
 from quire.executor.executor import JaxExecutor
-from quire.executor.ladder import StepShape
+from quire.executor.programs.ladder import StepShape
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
-from quire.sharding import sharding, tensor_mesh
+from quire.ops.sharding import sharding, tensor_mesh
 from tests.executor.tensor_parallel import CONFIG, SHAPES, generate
 
 pytestmark = pytest.mark.gpu

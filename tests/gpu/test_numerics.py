@@ -10,7 +10,7 @@ import pytest
 
 from quire.core.plan import Chunk, Kind, SlotStart
 from quire.executor.launch import Launch, Packer
-from quire.executor.programs import Programs
+from quire.executor.programs.programs import Programs
 from quire.executor.shapes import Shapes
 from quire.executor.slots import pack_starts
 from quire.files.shapes import SHAPES

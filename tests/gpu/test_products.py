@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.models.channel_weights import channel_weight
 from quire.models.checkpoint import direct
+from quire.models.formats.channel_weights import channel_weight
 from quire.models.params import Param
-from quire.ops.coded import FEW_ROWS
+from quire.ops.weights.coded import FEW_ROWS
 
 pytestmark = pytest.mark.gpu
 

@@ -13,13 +13,13 @@ import jax
 import numpy as np
 import pytest
 
-from quire.config import Config
-from quire.engine.build import build_engine, plan_deployment
-from quire.engine.built import Built
+from quire.engine.building.build import build_engine, plan_deployment
+from quire.engine.building.built import Built
 from quire.engine.engine import Engine
 from quire.executor import shared_prefixes
 from quire.executor.launch import Launch, Packer
 from quire.request import Request, SamplingParams
+from quire.settings.config import Config
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,7 @@ import pytest
 
 from quire.ops.gpu.parts import Parts, combine_parts
 from quire.ops.gpu.rounded_parts import round_parts
-from quire.ops.rounded_rows import RoundedRows, round_rows
+from quire.ops.weights.rounded_rows import RoundedRows, round_rows
 from tests.gpu.test_kernels import INTERPRET
 from tests.gpu.test_rounded_rows import each_code
 

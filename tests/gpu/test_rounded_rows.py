@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops import rounded_rows as plain_rounding
+from quire.ops.attention.heads import HeadNorm, Heads
+from quire.ops.attention.rotation import Rotation
+from quire.ops.attention.step_attention import place
 from quire.ops.gpu import rounded_rows
 from quire.ops.gpu.place_heads import place_heads
-from quire.ops.heads import HeadNorm, Heads
 from quire.ops.pages import KVWriteTargets
-from quire.ops.rotation import Rotation
-from quire.ops.rounded_rows import RoundedRows, ScaledSums, scaled
-from quire.ops.step_attention import place
+from quire.ops.weights import rounded_rows as plain_rounding
+from quire.ops.weights.rounded_rows import RoundedRows, ScaledSums, scaled
 from tests.gpu.test_kernels import INTERPRET, check, each_dtype
 
 pytestmark = pytest.mark.gpu

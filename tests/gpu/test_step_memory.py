@@ -8,9 +8,9 @@ from pathlib import Path
 import jax
 import pytest
 
-from quire.config import Config
-from quire.engine.build import plan_deployment
-from quire.engine.page_count import estimated_step_bytes, measured_step_bytes
+from quire.engine.building.build import plan_deployment
+from quire.engine.building.page_count import estimated_step_bytes, measured_step_bytes
+from quire.settings.config import Config
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from quire.config import Config
 from quire.errors import InvalidSetting
 from quire.group.settings import GroupSettings
 from quire.server.processes.serve import serve
 from quire.server.settings import ServerSettings
+from quire.settings.config import Config
 
 GROUP = GroupSettings(2, 0, "127.0.0.1:7000", group_secret="0123456789abcdef")
 

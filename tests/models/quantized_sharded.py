@@ -10,8 +10,8 @@ from quire.models.checkpoint import load_weights, weights_like
 from quire.models.formats.quantized_source import QuantizedSource, open_checkpoint
 from quire.models.params import Param
 from quire.models.registry import build_model
-from quire.ops.coded import Coded
-from quire.sharding import sharding, tensor_mesh
+from quire.ops.sharding import sharding, tensor_mesh
+from quire.ops.weights.coded import Coded
 from tests.models.sharded import logits
 from tests.models.tiny import relative_error
 

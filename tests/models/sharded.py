@@ -11,10 +11,10 @@ from jax.sharding import Mesh
 from quire.executor.layer_state import PagedStates, page_layout
 from quire.models.checkpoint import leaves, load_weights
 from quire.models.context import PlatformOps, TokenContext
-from quire.models.decoder import Decoder
 from quire.models.params import Param, ParamTree
+from quire.models.parts.decoder import Decoder
 from quire.models.registry import build_model
-from quire.sharding import key_copies, sharding, tensor_mesh
+from quire.ops.sharding import key_copies, sharding, tensor_mesh
 from tests.models.cases import CASES
 from tests.models.tiny import NamedTensors, attend_pages, one_row, prompt, relative_error
 

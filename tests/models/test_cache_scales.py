@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.config import Config
-from quire.engine.build import plan_deployment
-from quire.engine.deployment import Deployment
-from quire.engine.model_weights import load_model
+from quire.engine.building.build import plan_deployment
+from quire.engine.building.deployment import Deployment
+from quire.engine.building.model_weights import load_model
 from quire.errors import InvalidCheckpoint, InvalidSetting
 from quire.files.model_files import locate
 from quire.files.progress import silent
@@ -17,6 +16,7 @@ from quire.models.checkpoint import load_weights, stored_names
 from quire.models.formats.quantized_source import open_checkpoint
 from quire.models.registry import build_model
 from quire.ops.native import library
+from quire.settings.config import Config
 from tests.models.cases import CASES
 from tests.models.quantized_checkpoints import FORMATS, Format, write_checkpoint
 

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from quire.executor.memory import weight_bytes, weight_sizes
-from quire.models.channel_weights import channel_weight, is_quantized
 from quire.models.checkpoint import direct, leaves, load_weights, weights_like
+from quire.models.formats.channel_weights import channel_weight, is_quantized
 from quire.models.params import Param, ParamTree
-from quire.models.projection import code_dtype, project_sums
+from quire.models.parts.projection import code_dtype, project_sums
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
-from quire.ops import coded
-from quire.ops.adapters import AdaptedWeight, AdapterStack, add_products
-from quire.ops.coded import Coded
 from quire.ops.gpu import rounded_rows as gpu_rows
-from quire.ops.rounded_rows import CodeProduct, RoundingOps, round_rows
+from quire.ops.weights import coded
+from quire.ops.weights.adapters import AdaptedWeight, AdapterStack, add_products
+from quire.ops.weights.coded import Coded
+from quire.ops.weights.rounded_rows import CodeProduct, RoundingOps, round_rows
 from tests.models.cases import CASES
 from tests.models.test_quantized import on_first_device, spread
 from tests.models.tiny import NamedTensors, prompt, relative_error, whole_logits

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from quire.models.context import NoStates, PlatformOps, TokenContext
-from quire.models.decoder import Decoder
-from quire.models.projection import project, shape_of
+from quire.models.parts.decoder import Decoder
+from quire.models.parts.projection import project, shape_of
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
-from quire.ops.attention import whole_sequence
-from quire.ops.few_rows import FewRows, FewRowsIn, NormalRows
-from quire.ops.native_weight import NativeWeight
-from quire.ops.rounded_rows import Activation, RoundingOps, Rows, values
+from quire.ops.attention.attention import whole_sequence
+from quire.ops.weights.few_rows import FewRows, FewRowsIn, NormalRows
+from quire.ops.weights.native_weight import NativeWeight
+from quire.ops.weights.rounded_rows import Activation, RoundingOps, Rows, values
 
 SIZES = {
     "vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -21,7 +21,7 @@ from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
 from quire.ops.native import int8_product
-from quire.ops.quantized import Grouped, Packed, widened
+from quire.ops.weights.quantized import Grouped, Packed, widened
 from tests.files.gguf_writing import embedding, write_gguf
 from tests.files.test_gguf_source import random_blocks
 from tests.models.gguf_conversion import write_as_gguf

@@ -15,16 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from quire.config import Config
-from quire.engine.build import plan_deployment
+from quire.engine.building.build import plan_deployment
 from quire.errors import InvalidCheckpoint, QuireError
 from quire.executor.memory import weight_bytes
 from quire.files.gguf_source import GGUFSource
 from quire.files.model_files import locate
 from quire.models.checkpoint import load_weights
 from quire.models.field_ranges import RANGES
+from quire.models.parts.rope import Rope
 from quire.models.registry import build_model
-from quire.models.rope import Rope
+from quire.settings.config import Config
 from tests.files.gguf_writing import LLAMA_METADATA, embedding, write_gguf
 from tests.models.cases import CASES
 from tests.models.tiny import NamedTensors

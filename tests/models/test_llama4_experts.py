@@ -17,7 +17,7 @@ from quire.files.model_files import locate
 from quire.models.checkpoint import leaves, load_weights
 from quire.models.formats.quantized_source import QuantizedSource, open_checkpoint
 from quire.models.registry import build_model
-from quire.ops.coded import Coded
+from quire.ops.weights.coded import Coded
 from tests.models.cases import CASES
 from tests.models.quantized_checkpoints import FORMATS
 from tests.models.test_channel_weights import is_coded, without_rounding

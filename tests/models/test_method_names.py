@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from quire.config import Config
 from quire.errors import InvalidSetting
 from quire.models.formats.quantized_source import READERS, read_quantization
-from quire.resolve import METHODS, OTHER_NAMES, resolve_quantize
+from quire.settings.config import Config
+from quire.settings.resolve import METHODS, OTHER_NAMES, resolve_quantize
 from tests.models.cases import CASES
 from tests.models.quantized_checkpoints import FORMATS
 

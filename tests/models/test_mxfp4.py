@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from quire.config import Config
 from quire.errors import InvalidCheckpoint, InvalidSetting, UnsupportedModel
 from quire.files.model_files import locate
 from quire.models.checkpoint import load_weights, weights_like
-from quire.models.decoder import Decoder
 from quire.models.formats.quantized_source import QuantizedSource, open_checkpoint, read_quantization
 from quire.models.params import ParamTree
+from quire.models.parts.decoder import Decoder
 from quire.models.registry import build_model
-from quire.ops.coded import Coded
-from quire.resolve import resolve_quantize
+from quire.ops.weights.coded import Coded
+from quire.settings.config import Config
+from quire.settings.resolve import resolve_quantize
 from tests.models.cases import CASES
 from tests.models.mxfp4_checkpoint import CONFIG, write_mxfp4
 from tests.models.test_quantized import on_first_device

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from quire.models.context import PlatformOps
-from quire.models.feed_forward import Experts
 from quire.models.params import Param, Tensor
-from quire.models.projection import router
-from quire.models.routing import SoftmaxRouter
-from quire.ops.attention import whole_sequence
-from quire.ops.expert_product import NONE, ExpertKernels, kernels_of
+from quire.models.parts.feed_forward import Experts
+from quire.models.parts.projection import router
+from quire.models.parts.routing import SoftmaxRouter
+from quire.ops.attention.attention import whole_sequence
 from quire.ops.gpu.expert_product import expert_product
+from quire.ops.weights.expert_product import NONE, ExpertKernels, kernels_of
 
 EXPERTS, CHOSEN, EMBED, MLP, TOKENS = 64, 2, 32, 32, 8
 

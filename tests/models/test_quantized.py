@@ -10,13 +10,13 @@ import pytest
 from quire.executor.memory import weight_bytes
 from quire.models.checkpoint import load_weights
 from quire.models.context import PlatformOps
-from quire.models.feed_forward import Experts, SharedExperts
 from quire.models.params import Param, ParamTree
+from quire.models.parts.feed_forward import Experts, SharedExperts
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
-from quire.ops.attention import whole_sequence
+from quire.ops.attention.attention import whole_sequence
 from quire.ops.native import int8_product
-from quire.ops.quantized import Grouped, Packed
+from quire.ops.weights.quantized import Grouped, Packed
 from tests.models.cases import CASES
 from tests.models.test_dtypes import BLOCKS
 from tests.models.tiny import NamedTensors, prompt, whole_logits

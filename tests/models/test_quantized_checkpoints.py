@@ -13,11 +13,11 @@ from safetensors import safe_open
 from quire.executor.memory import weight_bytes, weight_sizes
 from quire.files.model_files import locate
 from quire.models.checkpoint import load_weights, weights_like
-from quire.models.decoder import Decoder
 from quire.models.formats.quantized_source import QuantizedSource, open_checkpoint
 from quire.models.params import ParamTree
+from quire.models.parts.decoder import Decoder
 from quire.models.registry import build_model
-from quire.ops.coded import Coded, Parts
+from quire.ops.weights.coded import Coded, Parts
 from tests.models.cases import CASES
 from tests.models.numpy_llama import numpy_logits
 from tests.models.quantized_checkpoints import FORMATS, Checkpoint, Format, write_checkpoint, write_plain

@@ -17,8 +17,8 @@ from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
 from quire.ops.native import int8_product
-from quire.ops.native_weight import NativeWeight
-from quire.ops.quantized import Grouped, Packed, widened
+from quire.ops.weights.native_weight import NativeWeight
+from quire.ops.weights.quantized import Grouped, Packed, widened
 from tests.models.cases import CASES
 from tests.models.gguf_conversion import write_as_gguf
 from tests.models.test_quantized import on_first_device

@@ -11,7 +11,7 @@ from quire.models.checkpoint import load_weights
 from quire.models.formats.packing import plus_one, unpacked
 from quire.models.formats.quantized_source import QuantizedSource, open_checkpoint
 from quire.models.registry import build_model
-from quire.ops.coded import Coded
+from quire.ops.weights.coded import Coded
 from tests.golden.make_quantized import CASES, FOLDER
 from tests.models.tiny import relative_error, whole_logits
 

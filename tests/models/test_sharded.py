@@ -7,7 +7,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from quire.models.checkpoint import leaves
 from quire.models.registry import build_model
-from quire.sharding import MESH_AXES, TENSOR, key_copies, sharding
+from quire.ops.sharding import MESH_AXES, TENSOR, key_copies, sharding
 from tests.models.cases import CASES
 from tests.shared_programs import printed_by
 

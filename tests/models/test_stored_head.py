@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from quire.config import Config
-from quire.engine.build import plan_deployment
+from quire.engine.building.build import plan_deployment
 from quire.files.model_files import locate
 from quire.models.checkpoint import load_weights
 from quire.models.formats.quantized_source import open_checkpoint
 from quire.models.registry import build_model
 from quire.models.stored_head import with_stored_head
+from quire.settings.config import Config
 from tests.models.cases import CASES
 from tests.models.tiny import NamedTensors
 

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from quire.cache_folder import UNFINISHED_S
 from quire.files.array_file import ALIGNMENT, DamagedFile, read_arrays, write_arrays
+from quire.files.cache_folder import UNFINISHED_S
 from quire.models.checkpoint import load_weights
 from quire.models.params import ParamTree
 from quire.models.registry import build_model

@@ -15,14 +15,14 @@ from quire.models.checkpoint import leaves
 from quire.models.context import NoStates, PlatformOps, TokenContext
 from quire.models.model import Model
 from quire.models.params import ParamTree
-from quire.ops.attention import whole_sequence
-from quire.ops.attention_spec import AttentionSpec
-from quire.ops.heads import Heads
+from quire.ops.attention.attention import whole_sequence
+from quire.ops.attention.heads import Heads
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.attention.step_attention import PLAIN, step_attention
 from quire.ops.pages import PageAccess, Tiles, write_targets
-from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
-from quire.ops.rounded_rows import RoundingOps
 from quire.ops.slot_access import slot_access
-from quire.ops.step_attention import PLAIN, step_attention
+from quire.ops.weights.rounded_rows import PLAIN as PLAIN_ROUNDING
+from quire.ops.weights.rounded_rows import RoundingOps
 
 PAGE_SIZE = 4
 CHUNK = 8  # tokens a step computes at most; the others of it are padding

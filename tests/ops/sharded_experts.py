@@ -7,19 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from quire.models.channel_weights import channel_weight
 from quire.models.context import PlatformOps
-from quire.models.feed_forward import Experts
+from quire.models.formats.channel_weights import channel_weight
 from quire.models.params import Param, Tensor
-from quire.models.projection import router
-from quire.models.routing import SoftmaxRouter
-from quire.ops.attention import whole_sequence
-from quire.ops.coded import Coded
-from quire.ops.expert_product import NONE, kernels_of
+from quire.models.parts.feed_forward import Experts
+from quire.models.parts.projection import router
+from quire.models.parts.routing import SoftmaxRouter
+from quire.ops.attention.attention import whole_sequence
 from quire.ops.gates import ClampedGate
 from quire.ops.gpu.expert_product import expert_product
-from quire.ops.sharded_experts import DOWN_AXES, GATE_UP_AXES, sharded_experts
-from quire.sharding import tensor_mesh
+from quire.ops.sharding import tensor_mesh
+from quire.ops.weights.coded import Coded
+from quire.ops.weights.expert_product import NONE, kernels_of
+from quire.ops.weights.sharded_experts import DOWN_AXES, GATE_UP_AXES, sharded_experts
 
 EXPERTS, CHOSEN, EMBED = 8, 2, 64
 

@@ -10,22 +10,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.heads import HeadNorm, Heads
+from quire.ops.attention.rotation import Rotation
+from quire.ops.attention.sharded import sharded
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.attention.step_attention import PLAIN, Kernels, step_attention
 from quire.ops.gpu.context_list import Cut
 from quire.ops.gpu.kernels import latent_by
 from quire.ops.gpu.latent_attention import latent_attention
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.recurrence import recur_single
 from quire.ops.gpu.token_draws import draw_tokens
-from quire.ops.heads import HeadNorm, Heads
 from quire.ops.kernels import NATIVE
 from quire.ops.norms import Norms
 from quire.ops.pages import CodedPages, PageAccess, Pages, Tiles, coded, write_targets
 from quire.ops.recurrence import recur_in_tiles
-from quire.ops.rotation import Rotation
-from quire.ops.sharded_kernels import sharded
-from quire.ops.step_attention import PLAIN, Kernels, step_attention
-from quire.sharding import PAGE_AXES, PAGE_SCALE_AXES, sharding, tensor_mesh
+from quire.ops.sharding import PAGE_AXES, PAGE_SCALE_AXES, sharding, tensor_mesh
 from tests.ops.test_gpu_recurrence import access_of, check_state, drawn, kept
 from tests.ops.test_tiled_attention import interpreted
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.ops import adapters
-from quire.ops.adapters import AdapterProduct, AdapterStack, JoinedStack, runs_of
 from quire.ops.gpu import adapter_product as gpu
 from quire.ops.native import adapter_product as native
 from quire.ops.native import library
+from quire.ops.weights import adapters
+from quire.ops.weights.adapters import AdapterProduct, AdapterStack, JoinedStack, runs_of
 
 Array = np.ndarray[Any, Any]
 

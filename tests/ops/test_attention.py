@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.attention import whole_sequence
-from quire.ops.attention_spec import AttentionSpec
-from quire.ops.heads import joined
+from quire.ops.attention.attention import whole_sequence
+from quire.ops.attention.heads import joined
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.attention.step_attention import place
 from quire.ops.pages import write_targets
-from quire.ops.step_attention import place
 
 Array = np.ndarray[Any, Any]
 HEAD_DIM = 4

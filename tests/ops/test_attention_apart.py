@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.attention.tiled_attention import tiled_attention
 from quire.ops.gpu.kernels import attend_by
 from quire.ops.pages import Pages, Tiles
-from quire.ops.tiled_attention import tiled_attention
 
 SPEC = AttentionSpec(kv_heads=2, group=3, head_dim=8, scale=0.4)
 SINGLE, TOKENS = 4, 9

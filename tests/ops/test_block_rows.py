@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from quire.models.projection import project_sums
-from quire.ops.activation_rounding import Rounding
-from quire.ops.coded import Coded
-from quire.ops.rounded_rows import BlockRows, CodeProduct, RoundingOps, scaled, values
+from quire.models.parts.projection import project_sums
+from quire.ops.weights.activation_rounding import Rounding
+from quire.ops.weights.coded import Coded
+from quire.ops.weights.rounded_rows import BlockRows, CodeProduct, RoundingOps, scaled, values
 
 CODE = jnp.float8_e4m3fn
 TOKENS, INPUTS, OUTPUTS, BLOCK = 16, 64, 24, 16

@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 import pytest
 
-from quire.ops.gpu.code_product import BLOCK, SCALES_APART, SHARED_BYTES, CodeBlocks, blocks_of
-from quire.ops.gpu.gated_codes import SHARED_BYTES as SHARED_BYTES_OF_GATES
-from quire.ops.gpu.gated_codes import GatedBlocks, gated_blocks_of
+from quire.ops.gpu.hopper.code_product import BLOCK, SCALES_APART, SHARED_BYTES, CodeBlocks, blocks_of
+from quire.ops.gpu.hopper.gated_codes import SHARED_BYTES as SHARED_BYTES_OF_GATES
+from quire.ops.gpu.hopper.gated_codes import GatedBlocks, gated_blocks_of
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.models.feed_forward import grouped
-from quire.ops.activation_rounding import Rounding
-from quire.ops.coded import FEW_ROWS, Coded
-from quire.ops.expert_product import rounded_rows
+from quire.models.parts.feed_forward import grouped
 from quire.ops.native import library
-from quire.ops.quantized import gains_from_timings
+from quire.ops.weights.activation_rounding import Rounding
+from quire.ops.weights.coded import FEW_ROWS, Coded
+from quire.ops.weights.expert_product import rounded_rows
+from quire.ops.weights.quantized import gains_from_timings
 from tests.models.quantized_matrices import by_bounded_token, by_run, by_stored, by_token
 
 Array = np.ndarray[Any, Any]

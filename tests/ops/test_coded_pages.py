@@ -9,16 +9,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from quire.ops.attention import whole_sequence
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.attention import whole_sequence
+from quire.ops.attention.heads import HeadNorm, Heads, joined
+from quire.ops.attention.rotation import Rotation
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.attention.step_attention import PLAIN, Kernels, step_attention
 from quire.ops.gpu.decode_attention import Tiling, decode_attention
 from quire.ops.gpu.place_heads import place_heads
-from quire.ops.heads import HeadNorm, Heads, joined
 from quire.ops.kernels import NATIVE
 from quire.ops.native import library
 from quire.ops.pages import CodedPages, KVWriteTargets, PageAccess, Tiles, coded, read_pages, read_tokens, written
-from quire.ops.rotation import Rotation
-from quire.ops.step_attention import PLAIN, Kernels, step_attention
 from tests.ops.test_attention import dense
 from tests.ops.test_tiled_attention import interpreted
 

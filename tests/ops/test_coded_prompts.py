@@ -5,15 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.attention_reference import causal_attention
-from quire.ops.attention_spec import AttentionSpec
-from quire.ops.gpu.coded_prompts import LEAST_TOKENS, attend_to_prompt, fits
+from quire.ops.attention.heads import HeadNorm, Heads
+from quire.ops.attention.reference import causal_attention
+from quire.ops.attention.rotation import Rotation
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.attention.step_attention import place
+from quire.ops.gpu.hopper.coded_prompts import LEAST_TOKENS, attend_to_prompt, fits
 from quire.ops.gpu.prompt_heads import EVERY, PromptCodes, place_prompt
-from quire.ops.heads import HeadNorm, Heads
 from quire.ops.pages import CodedPages, KVWriteTargets
-from quire.ops.rotation import Rotation
-from quire.ops.rounded_rows import ScaledSums
-from quire.ops.step_attention import place
+from quire.ops.weights.rounded_rows import ScaledSums
 
 CODE = jnp.float8_e4m3fn
 TOKENS, REAL, KV_HEADS, GROUP, SIZE, PAGE_SIZE = 600, 570, 2, 3, 16, 16

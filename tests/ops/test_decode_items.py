@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.ops.attention_spec import AttentionSpec
-from quire.ops.gpu.decode_items import PARTS, Items, items_of, part_of
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.gpu.hopper.decode_items import PARTS, Items, items_of, part_of
 from quire.ops.pages import Tiles
 
 SPEC = AttentionSpec(8, 4, 128, 0.088)

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.attention.tiled_attention import tiled_attention
 from quire.ops.gpu.decode_attention import Tiling, decode_attention
 from quire.ops.gpu.decode_list import MAX_PARTS, DecodeList, decode_list
 from quire.ops.pages import SHARED_STEP, TILE, CodedPages, SharedPrefixes, Tiles, coded
-from quire.ops.tiled_attention import tiled_attention
 
 SPEC = AttentionSpec(1, 4, 16, 0.25)
 PART = 16

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.models.projection import project, project_sums
-from quire.ops.adapters import AdaptedWeight, AdapterStack, add_products
-from quire.ops.few_rows import FewRows, FewRowsIn
-from quire.ops.four_bits import PLACES, FourBits
-from quire.ops.rounded_rows import RoundingOps, scaled
+from quire.models.parts.projection import project, project_sums
+from quire.ops.weights.adapters import AdaptedWeight, AdapterStack, add_products
+from quire.ops.weights.few_rows import FewRows, FewRowsIn
+from quire.ops.weights.four_bits import PLACES, FourBits
+from quire.ops.weights.rounded_rows import RoundingOps, scaled
 from tests.gpu.test_four_bit_product import coded, rows_of, turned
 
-few_row_blocks = pytest.importorskip("quire.ops.gpu.few_row_blocks")
+few_row_blocks = pytest.importorskip("quire.ops.gpu.hopper.few_row_blocks")
 IN_PROGRAM = 227 << 10  # bytes of shared memory that a program may have
 OF_8B = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from quire.executor.filters import filtered
+from quire.executor.sample.filters import filtered
 from quire.executor.slots import MIN_P, TOP_P, TYPICAL_P
 from quire.ops.gpu.filter_cuts import Tiling, filter_cuts
 from quire.ops.native import library

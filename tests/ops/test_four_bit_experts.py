@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from quire.models.checkpoint import direct
-from quire.models.feed_forward import grouped
-from quire.ops.coded import Coded
-from quire.ops.four_bit_experts import FourBitExperts
+from quire.models.parts.feed_forward import grouped
 from quire.ops.gates import ClampedGate
 from quire.ops.gpu.expert_product import expert_product
-from quire.ops.quantized import map_arrays, shape_of
+from quire.ops.weights.coded import Coded
+from quire.ops.weights.four_bit_experts import FourBitExperts
+from quire.ops.weights.quantized import map_arrays, shape_of
 from tests.gpu.test_expert_product import choices, coded_weight, numbers, plain_codes
 
 compiled_product = jax.jit(grouped)

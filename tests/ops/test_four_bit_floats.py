@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from quire.models.checkpoint import direct
-from quire.models.feed_forward import grouped
-from quire.ops.activation_rounding import Rounding, nearest_four_bit_floats
-from quire.ops.coded import FEW_ROWS, Coded
-from quire.ops.expert_product import rounded_rows
+from quire.models.parts.feed_forward import grouped
 from quire.ops.gpu.expert_weights import form_of
+from quire.ops.weights.activation_rounding import Rounding, nearest_four_bit_floats
+from quire.ops.weights.coded import FEW_ROWS, Coded
+from quire.ops.weights.expert_product import rounded_rows
 from tests.models.four_bit_matrices import OVER, SIZES, by_local, by_power, four_bit_codes, values_of
 from tests.ops.test_coded import MOST_ROWS, needs_library, numbers
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from quire.models.checkpoint import direct
-from quire.ops.activation_rounding import Rounding
-from quire.ops.coded import Coded, Parts
-from quire.ops.four_bits import FourBits
 from quire.ops.gpu.four_bit_product import four_bit_product
-from quire.ops.quantized import map_arrays, product, rows_of, shape_of
+from quire.ops.weights.activation_rounding import Rounding
+from quire.ops.weights.coded import Coded, Parts
+from quire.ops.weights.four_bits import FourBits
+from quire.ops.weights.quantized import map_arrays, product, rows_of, shape_of
 from tests.gpu.test_four_bit_product import coded, turned
 from tests.gpu.test_four_bit_product import rows_of as some_rows
 

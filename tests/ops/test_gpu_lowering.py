@@ -11,20 +11,20 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.heads import Heads
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.attention.step_attention import step_attention
 from quire.ops.gpu import fixed_order
 from quire.ops.gpu import kernels as gpu_kernels
+from quire.ops.gpu.hopper.mosaic import HAS_MOSAIC
 from quire.ops.gpu.kernels import GPU, attend
-from quire.ops.gpu.mosaic import HAS_MOSAIC
 from quire.ops.gpu.move_pages import MOST_ARRAYS
-from quire.ops.heads import Heads
 from quire.ops.kernels import kernels_for
 from quire.ops.pages import TILE, CodedPages, KVWriteTargets, PageAccess, SharedPrefixes, Tiles
 from quire.ops.recurrence import Recurrence
 from quire.ops.recurrent_spec import RecurrentSpec
-from quire.ops.rounded_rows import ScaledSums
 from quire.ops.slot_access import SlotAccess
-from quire.ops.step_attention import step_attention
+from quire.ops.weights.rounded_rows import ScaledSums
 
 SPECS = {
     "groups of 4": AttentionSpec(2, 4, 128, 0.088),

@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from quire.ops.coded import Coded
-from quire.ops.four_bits import FourBits
-from quire.ops.gpu.mosaic import HAS_MOSAIC
+from quire.ops.gpu.hopper.mosaic import HAS_MOSAIC
+from quire.ops.weights.coded import Coded
+from quire.ops.weights.four_bits import FourBits
 from tests.ops.test_gpu_lowering import on_an_h200
 
 if not HAS_MOSAIC:
     pytest.skip("this JAX has other kernels for it", allow_module_level=True)
 
-from quire.ops.gpu import few_rows
+from quire.ops.gpu.hopper import few_rows
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8, 16, 64])

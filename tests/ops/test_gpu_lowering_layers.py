@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from quire.models.channel_weights import Kind, channel_like
 from quire.models.checkpoint import direct
 from quire.models.context import NoStates, PlatformOps, TokenContext
+from quire.models.formats.channel_weights import Kind, channel_like
 from quire.models.params import Param
 from quire.models.registry import build_model
-from quire.ops.attention import whole_sequence
-from quire.ops.gpu.mosaic import HAS_MOSAIC
+from quire.ops.attention.attention import whole_sequence
+from quire.ops.gpu.hopper.mosaic import HAS_MOSAIC
 from quire.ops.kernels import kernels_for
 from tests.ops.test_gpu_lowering import on_an_h200
 

@@ -8,27 +8,27 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from quire.models.channel_weights import channel_like, channel_weight
 from quire.models.checkpoint import direct
 from quire.models.context import PlatformOps
-from quire.models.feed_forward import ACTIVATIONS, grouped
-from quire.models.norm import RMSNorm
+from quire.models.formats.channel_weights import channel_like, channel_weight
 from quire.models.params import Param, Tensor
-from quire.models.projection import project_sums
+from quire.models.parts.feed_forward import ACTIVATIONS, grouped
+from quire.models.parts.norm import RMSNorm
+from quire.models.parts.projection import project_sums
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
-from quire.ops.activation_rounding import Rounding
-from quire.ops.adapters import AdapterStack, JoinedStack
-from quire.ops.attention import whole_sequence
-from quire.ops.coded import Coded
+from quire.ops.attention.attention import whole_sequence
 from quire.ops.expert_choice import Shares
 from quire.ops.gates import ClampedGate, PlainGate
 from quire.ops.gpu.adapter_product import add_products
 from quire.ops.gpu.expert_product import expert_product
+from quire.ops.gpu.hopper.mosaic import HAS_CODE_PRODUCT, HAS_MOSAIC
 from quire.ops.gpu.kernels import GPU
-from quire.ops.gpu.mosaic import HAS_CODE_PRODUCT, HAS_MOSAIC
 from quire.ops.kernels import kernels_for
-from quire.ops.rounded_rows import RoundingOps, ScaledSums, scaled
+from quire.ops.weights.activation_rounding import Rounding
+from quire.ops.weights.adapters import AdapterStack, JoinedStack
+from quire.ops.weights.coded import Coded
+from quire.ops.weights.rounded_rows import RoundingOps, ScaledSums, scaled
 from tests.models.cases import CASES
 from tests.ops.test_gpu_lowering import on_an_h200
 
@@ -282,8 +282,8 @@ def test_few_rows_meet_e4m3_in_a_kernel_on_hopper(rows: int, num_kernels: int) -
 @pytest.mark.parametrize(("embed", "mlp"), [(4096, 14336), (2048, 8192)])
 def test_gates_of_few_rows_are_rounded_where_they_are_multiplied(embed: int, mlp: int, rows: int) -> None:
     """And the product that takes them scales what it adds: two launches, and nothing of XLA."""
-    from quire.ops.gpu.code_product import code_product
-    from quire.ops.gpu.gated_codes import gated_codes
+    from quire.ops.gpu.hopper.code_product import code_product
+    from quire.ops.gpu.hopper.gated_codes import gated_codes
 
     x, gate_up, down = (
         jax.ShapeDtypeStruct(shape, "float8_e4m3fn") for shape in ((rows, embed), (2 * mlp, embed), (embed, mlp))

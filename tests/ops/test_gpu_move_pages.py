@@ -12,7 +12,7 @@ from quire.ops.gpu.kernels import gpu_kernels
 from quire.ops.gpu.move_pages import CHUNK_BYTES, GROUP, MOST_ARRAYS, gather, scatter
 from quire.ops.kernels import kernels_for
 from quire.ops.page_moves import PLAIN_MOVES
-from quire.sharding import tensor_mesh
+from quire.ops.sharding import tensor_mesh
 
 INTERPRET = jax.default_backend() != "gpu"
 NUM_PAGES = 7

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.models.feed_forward import gated, grouped
+from quire.models.parts.feed_forward import gated, grouped
 from quire.ops.native import int8_product, library
 from quire.ops.native.building import build
-from quire.ops.quantized import (
+from quire.ops.weights.quantized import (
     Packed,
     gated_grouped_product,
     group,

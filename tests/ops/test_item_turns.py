@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.gpu.item_turns import ItemTurns, fetch_blocks
+from quire.ops.gpu.hopper.item_turns import ItemTurns, fetch_blocks
 
 
 class Item(NamedTuple):

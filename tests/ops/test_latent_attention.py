@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.attention.tiled_attention import tiled_attention
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.context_list import ContextList, Cut, context_list, whole_contexts
 from quire.ops.gpu.kernels import GPU
 from quire.ops.gpu.latent_attention import CUT, FEW, IN_LITTLE_MEMORY, MANY, Tiling, latent_attention, tiling_of
 from quire.ops.kernels import kernels_for
-from quire.ops.tiled_attention import tiled_attention
 from tests.gpu.test_kernels import check, paged
 
 SMALL = Tiling(16, 16, 4, 1)

@@ -275,12 +275,12 @@ FALLS_BACK = """
 import logging, sys
 from pathlib import Path
 import jax, jax.numpy as jnp, numpy as np
-from quire.executor.program_store import ProgramStore
-from quire.ops.adapters import AdapterStack, add_products
-from quire.ops.coded import Coded
+from quire.executor.programs.store import ProgramStore
+from quire.ops.weights.adapters import AdapterStack, add_products
+from quire.ops.weights.coded import Coded
 from quire.ops.kernels import NATIVE
 from quire.ops.native import library
-from quire.ops.native_weight import NativeWeight
+from quire.ops.weights.native_weight import NativeWeight
 from quire.ops.recurrence import PLAIN, Recurrence
 from quire.ops.slot_access import slot_access
 logging.basicConfig()

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.heads import HeadNorm, Heads
+from quire.ops.attention.heads import HeadNorm, Heads
+from quire.ops.attention.rotation import Rotation
+from quire.ops.attention.step_attention import place
 from quire.ops.kernels import native_place
 from quire.ops.native import library
 from quire.ops.pages import KVWriteTargets
-from quire.ops.rotation import Rotation
-from quire.ops.step_attention import place
 
 TOKENS, KV_HEADS, GROUP, SIZE, PAGE_SIZE = 37, 2, 3, 12, 4
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.ops.attention_spec import AttentionSpec
-from quire.ops.gpu.prefill_items import GROUPS, LEAST_TOKENS, WIDE, fits, prefill_items, tokens_of_group
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.gpu.hopper.prefill_items import GROUPS, LEAST_TOKENS, WIDE, fits, prefill_items, tokens_of_group
 from quire.ops.pages import TILE, CodedPages, Tiles
 
 SPEC = AttentionSpec(8, 4, 128, 0.088)

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.models.feed_forward import gated
-from quire.models.projection import matmul
-from quire.ops.coded import Coded
+from quire.models.parts.feed_forward import gated
+from quire.models.parts.projection import matmul
 from quire.ops.native import int8_product, library
 from quire.ops.native.building import build
-from quire.ops.native_weight import NativeWeight
-from quire.ops.quantized import (
+from quire.ops.weights.coded import Coded
+from quire.ops.weights.native_weight import NativeWeight
+from quire.ops.weights.quantized import (
     Grouped,
     Packed,
     QuantizedWeight,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from quire.ops.gpu.many_gates import gate_blocks_of, leaving
-from quire.ops.gpu.mosaic import MULTIPROCESSORS
-from quire.ops.gpu.row_tiles import GROUPS, WIDE, RowTiles
+from quire.ops.gpu.hopper.many_gates import gate_blocks_of, leaving
+from quire.ops.gpu.hopper.mosaic import MULTIPROCESSORS
+from quire.ops.gpu.hopper.row_tiles import GROUPS, WIDE, RowTiles
 
 MOST_SHARED_BYTES = 227 << 10
 

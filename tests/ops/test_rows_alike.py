@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.executor.compiler import cpu_options
-from quire.executor.filters import filtered
-from quire.executor.sampler import describe, draw
+from quire.executor.programs.compiler import cpu_options
+from quire.executor.sample.filters import filtered
+from quire.executor.sample.sampler import describe, draw
 from quire.ops import norms
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.spec import AttentionSpec
 from quire.ops.native import float_product, library
 from quire.ops.native import norms as native_norms
 from quire.ops.native.tiled_attention import tiled_attention

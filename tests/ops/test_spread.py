@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from quire.ops.attention.spread import MOST, run_of, signs, spread
 from quire.ops.pages import as_they_meet, coded, widened
-from quire.ops.spread import MOST, run_of, signs, spread
 
 SIZES = (8, 24, 64, 80, 96, 128, 192, 256)
 turned = jax.jit(partial(as_they_meet, dtype="int8"))

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.attention_reference import causal_attention
-from quire.ops.attention_spec import AttentionSpec
-from quire.ops.heads import Heads, joined
+from quire.ops.attention.heads import Heads, joined
+from quire.ops.attention.reference import causal_attention
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.attention.step_attention import PLAIN, step_attention
 from quire.ops.pages import KVWriteTargets, PageAccess, Pages, Segments, Tiles, put, write_targets
-from quire.ops.step_attention import PLAIN, step_attention
 
 SPEC = AttentionSpec(kv_heads=2, group=3, head_dim=8, scale=0.4)
 PAGE_SIZE, TOKENS, MOST = 4, 96, 4

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.attention.step_attention import PLAIN
+from quire.ops.attention.tiled_attention import SPAN, tiled_attention
 from quire.ops.gpu import prefill_attention as prefills
 from quire.ops.gpu.decode_attention import Tiling, decode_attention
 from quire.ops.gpu.kernels import GPU
@@ -21,8 +23,6 @@ from quire.ops.gpu.prefill_attention import prefill_attention
 from quire.ops.gpu.tiles import Block, Softmax
 from quire.ops.kernels import NATIVE, kernels_for
 from quire.ops.pages import TILE, Pages, Tiles
-from quire.ops.step_attention import PLAIN
-from quire.ops.tiled_attention import SPAN, tiled_attention
 from tests.ops.test_attention import dense, first_seen, sinks_of
 
 Array = np.ndarray[Any, Any]

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from quire.engine.read_pace import TRY_AGAIN_S, ReadPace
+from quire.engine.limits.read_pace import TRY_AGAIN_S, ReadPace
 from quire.ipc.messages import Abort, Submit
 from quire.page_folder.page_folder import SUBFOLDER, PageFolder
 from tests.core.harness import request as new_request

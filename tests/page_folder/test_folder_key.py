@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
-from quire.config import Config
-from quire.engine.build import plan_deployment
-from quire.engine.build_folder import folder_key
-from quire.engine.build_peers import peer_facts
+from quire.engine.building.build import plan_deployment
+from quire.engine.building.folder import folder_key
+from quire.engine.building.peers import peer_facts
+from quire.settings.config import Config
 from tests.chaos.test_model import write_poisoned_model
 
 

@@ -5,12 +5,12 @@ import time
 from quire.core.scheduler import Scheduler
 from quire.engine.driver import Driver
 from quire.engine.engine import Engine
-from quire.engine.folder_saves import FolderSaves
-from quire.engine.folder_source import FolderSource
-from quire.engine.folder_traffic import FolderTraffic
-from quire.engine.page_store import PageStore
-from quire.engine.page_traffic import PageTraffic
-from quire.engine.peer_source import PeerSource
+from quire.engine.pages.folder_saves import FolderSaves
+from quire.engine.pages.folder_source import FolderSource
+from quire.engine.pages.folder_traffic import FolderTraffic
+from quire.engine.pages.peer_source import PeerSource
+from quire.engine.pages.store import PageStore
+from quire.engine.pages.traffic import PageTraffic
 from quire.page_folder.page_file import ArrayForm, PageFiles
 from quire.page_folder.page_folder import PageFolder
 from quire.peers.bundle import PageForm

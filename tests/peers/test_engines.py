@@ -5,8 +5,8 @@ from itertools import count
 
 import pytest
 
-from quire.engine import page_traffic
-from quire.engine.prefills import Prefills
+from quire.engine.pages import traffic as page_traffic
+from quire.engine.pages.prefills import Prefills
 from quire.ipc.messages import Abort, Submit
 from quire.peers.messages import PrefillRequest
 from quire.peers.prefill_server import RefusedPrompt

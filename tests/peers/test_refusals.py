@@ -3,13 +3,13 @@
 import pytest
 
 from quire.cli.doctor import _peers
-from quire.config import Config
 from quire.errors import InvalidSetting
 from quire.group.settings import GroupSettings
-from quire.host_cache_settings import HOST_CACHE_GIB, with_host_cache
 from quire.peers.settings import PeerSettings
 from quire.server.processes.serve import serve
 from quire.server.settings import ServerSettings
+from quire.settings.config import Config
+from quire.settings.host_cache import HOST_CACHE_GIB, with_host_cache
 from tests.peers.test_settings import DECODE, PREFILL
 
 GROUP = GroupSettings(group_size=2, group_address="10.0.0.1:7000", group_secret="0123456789abcdef")

@@ -39,7 +39,7 @@ def loaded_by(code: str) -> set[str]:
 def test_the_supervisor_loads_nothing_heavy() -> None:
     modules = modules_after("import quire.__main__, quire.cli.serve, quire.server.processes.serve")
     assert modules & HEAVY == set()
-    assert "quire.resolve" not in modules  # the engine process alone decides
+    assert "quire.settings.resolve" not in modules  # the engine process alone decides
     assert "quire.ipc.messages" not in modules  # it has none with clients
 
 
@@ -62,7 +62,7 @@ def test_reading_the_command_line_loads_no_pydantic() -> None:
 
 
 def test_an_engine_with_kept_programs_does_without_pallas() -> None:
-    assert "jax._src.pallas.core" not in modules_after("import quire.engine.build")
+    assert "jax._src.pallas.core" not in modules_after("import quire.engine.building.build")
 
 
 def test_a_front_end_loads_the_http_server_alone_before_it_answers() -> None:
@@ -78,14 +78,16 @@ def test_a_front_end_never_loads_jax() -> None:
 
 
 def test_an_engine_loads_no_server() -> None:
-    code = "import quire.server.processes.engine_process, quire.server.processes.model_engine, quire.engine.build"
+    code = (
+        "import quire.server.processes.engine_process, quire.server.processes.model_engine, quire.engine.building.build"
+    )
     assert loaded_by(code).isdisjoint({"gguf", "huggingface_hub", "jinja2", "rich", "starlette", "uvicorn"})
 
 
 def test_a_model_is_described_before_jax_is_loaded() -> None:
     """The front ends read the tokenizer while the engine loads JAX."""
     code = (
-        "from quire.config import Config\n"
+        "from quire.settings.config import Config\n"
         "from quire.server.processes.model_engine import ModelEngine\n"
         "import sys\n"
         "class Enough(Exception): pass\n"

@@ -66,7 +66,7 @@ def test_the_log_has_a_phase_that_takes_long(caplog):
 def test_an_engine_of_a_model_tells_its_phases(tmp_path_factory):
     model, cache = write_tiny_chat_model(tmp_path_factory.mktemp("tiny")), program_folder(tmp_path_factory)
     code = (
-        "from quire.config import Config\n"
+        "from quire.settings.config import Config\n"
         "from quire.ipc.messages import Waiting\n"
         "from quire.server.processes.model_engine import ModelEngine\n"
         f"config = Config({str(model)!r}, cache_dir={str(cache)!r}, **{SIZES!r})\n"

@@ -14,8 +14,8 @@ from quire.cli.bench.serving import serving
 from quire.cli.command import Command
 from quire.cli.console import log_to_stderr
 from quire.cli.settings import with_settings
-from quire.config import Config
 from quire.errors import InvalidSetting
+from quire.settings.config import Config
 
 if TYPE_CHECKING:
     from quire.llm import LLM

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quire.cli.bench import scenarios
 from quire.cli.bench.scenarios import Work
-from quire.config import Config
 from quire.errors import InvalidSetting
 from quire.request import SamplingParams
+from quire.settings.config import Config
 
 if TYPE_CHECKING:
     from quire.llm import LLM

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import InvalidSetting
-from quire.regular_file import read_regular_text
+from quire.files.regular_file import read_regular_text
 
 MAX_RESULTS_BYTES = 256 << 20
 

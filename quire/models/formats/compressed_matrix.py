@@ -8,7 +8,7 @@ import numpy as np
 from quire.models.fields import Fields
 from quire.models.formats.format import FLOAT8, FLOATS, Array, CodedTensor, InputSide, Layout, Module, Shape
 from quire.models.formats.packing import codes_by_output, unpacked, zeros_in_memory
-from quire.ops.activation_rounding import Rounding
+from quire.ops.weights.activation_rounding import Rounding
 
 OTHERS = ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "input_scale", "input_zero_point")
 ARGUMENTS = {

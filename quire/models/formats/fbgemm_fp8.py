@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from quire.models.fields import Fields
 from quire.models.formats.compressed_matrix import CompressedMatrix
 from quire.models.formats.format import Format
-from quire.ops.activation_rounding import Rounding
+from quire.ops.weights.activation_rounding import Rounding
 
 _REACH = 1200.0  # that of files which do not say
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from quire.errors import InvalidCheckpoint
 from quire.files.tensor_source import TensorInfo, TensorSource
-from quire.ops.activation_rounding import Rounding
+from quire.ops.weights.activation_rounding import Rounding
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
@@ -61,7 +61,7 @@ class InputSide:
 
 
 class CodedTensor(NamedTuple):
-    """A matrix [outputs, inputs]; the arrays are those of `quire.ops.coded.Coded`."""
+    """A matrix [outputs, inputs]; the arrays are those of `quire.ops.weights.coded.Coded`."""
 
     codes: Array  # [outputs, inputs], or [outputs, inputs / 2] of four bits
     scales: Array  # [outputs, groups]

@@ -8,7 +8,7 @@ import numpy as np
 from quire.models.fields import Fields
 from quire.models.formats.compressed_matrix import read_activations, refuse_arguments
 from quire.models.formats.format import FLOAT8, FLOATS, Array, CodedTensor, InputSide, Layout, Module
-from quire.ops.activation_rounding import Rounding
+from quire.ops.weights.activation_rounding import Rounding
 
 LOCAL, POWERS = 16, 32  # inputs that share a scale: e4m3 over a scale of the matrix, or a power of two
 _NAN = 255  # the power that is no number

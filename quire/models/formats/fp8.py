@@ -8,7 +8,7 @@ import numpy as np
 from quire.models.fields import Fields
 from quire.models.formats.cache_scheme import read_static_cache
 from quire.models.formats.format import FLOAT8, FLOATS, CodedTensor, Format, InputSide, Layout, Module
-from quire.ops.activation_rounding import Rounding
+from quire.ops.weights.activation_rounding import Rounding
 
 # Tools name the same thing differently.
 SCALES, INPUT_SCALES = ("weight_scale_inv", "weight_scale"), ("input_scale", "activation_scale")

@@ -10,7 +10,7 @@ from quire.models.formats.cache_scheme import read_cache_scheme
 from quire.models.formats.compressed_matrix import CompressedMatrix
 from quire.models.formats.format import Format
 from quire.models.formats.four_bit_floats import LOCAL, FourBitFloats, TensorNames
-from quire.ops.activation_rounding import Rounding
+from quire.ops.weights.activation_rounding import Rounding
 
 _KNOWN = {
     "quant_method", "producer", "quantization", "quant_algo", "kv_cache_quant_algo", "kv_cache_scheme",

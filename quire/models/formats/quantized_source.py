@@ -23,7 +23,7 @@ from quire.models.formats.gptq import read_gptq
 from quire.models.formats.modelopt import read_modelopt
 from quire.models.formats.mxfp4 import FLOATS_OF_FOUR_BITS, read_mxfp4
 from quire.models.formats.refused_methods import REASONS
-from quire.ops.coded import MIDDLE
+from quire.ops.weights.coded import MIDDLE
 
 READERS: dict[str, Callable[[Fields], Quantization]] = {
     "compressed-tensors": read_compressed_tensors,

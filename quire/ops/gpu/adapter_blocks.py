@@ -9,8 +9,8 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from quire.ops.adapters import Runs
 from quire.ops.gpu.tiles import power_of_two
+from quire.ops.weights.adapters import Runs
 
 LEAST = 16  # on each side of a product of blocks
 MAX_ROWS = 64  # of a tile

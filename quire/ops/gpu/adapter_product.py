@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from quire.ops import adapters
-from quire.ops.adapters import JoinedStack, Stack
 from quire.ops.gpu.adapter_blocks import Blocks, Columns, blocks_of, columns_of, parts_of_blocks, rows_of
 from quire.ops.gpu.joined_product import expand_joined
 from quire.ops.gpu.tiles import array, product, whole
+from quire.ops.weights import adapters
+from quire.ops.weights.adapters import JoinedStack, Stack
 
 
 def add_products(

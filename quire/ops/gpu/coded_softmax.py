@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import triton as plgpu
 
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.spec import AttentionSpec
 from quire.ops.gpu.tiles import MASKED, Block, Softmax, array, exponent_of_one, power_of_two
 
 LEAST_COLUMNS = 8

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.spec import AttentionSpec
 from quire.ops.gpu.coded_softmax import CodedSoftmax, columns_of, in_float16, kept
 from quire.ops.gpu.decode_list import MAX_PARTS, PART, decode_list
 from quire.ops.gpu.parts import Parts, combine_parts

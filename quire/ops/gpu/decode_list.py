@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.spec import AttentionSpec
 from quire.ops.gpu.shared_attention import SharedParts
 from quire.ops.gpu.tiles import power_of_two
 from quire.ops.pages import TILE, SharedPrefixes, Tiles

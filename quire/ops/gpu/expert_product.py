@@ -15,13 +15,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from quire.ops.expert_product import Gate, rounded_rows
-from quire.ops.four_bit_experts import STEP
 from quire.ops.gates import ClampedGate, PlainGate, tanh_gelu
 from quire.ops.gpu.expert_sides import Side, apart, sides_of
 from quire.ops.gpu.expert_weights import Form, arrays_of, form_of, load_rows, load_scales, load_weights
 from quire.ops.gpu.four_bit_steps import add_step, result
 from quire.ops.gpu.tiles import array, least_dot, power_of_two, product, whole
+from quire.ops.weights.expert_product import Gate, rounded_rows
+from quire.ops.weights.four_bit_experts import STEP
 
 LEAST = 16  # on each side of a product of blocks
 FEWEST_TOKENS = 8  # of a step

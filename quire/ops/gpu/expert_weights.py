@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import triton as plgpu
 
-from quire.ops.coded import Coded, float_scales, four_bit_floats
-from quire.ops.four_bit_experts import FourBitExperts
 from quire.ops.gpu.tiles import array
+from quire.ops.weights.coded import Coded, float_scales, four_bit_floats
+from quire.ops.weights.four_bit_experts import FourBitExperts
 
 PAIR = 2  # codes of a byte
 FOUR_BIT_GROUP = 32

@@ -50,7 +50,7 @@ def filter_cuts(
     """For logits [r, v], whose highest is 0, the limits [r] of a cut, a centre and a spread.
 
     What the filters leave, one after the other, is where `logits >= cut` and `abs(-logits - centre) <= spread`. Limits
-    are those of `filtered` in quire.executor.filters, off where top_k is v, top_p or typical_p 1 and min_p 0, but that
+    are those of `filtered` in `sample/filters.py`, off where top_k is v, top_p or typical_p 1 and min_p 0, but that
     tokens are level where their logits are equal, not their probabilities.
 
     The logits are given back, in their place, because the limits hold for the numbers that were read: a compiler that

@@ -10,17 +10,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.heads import Heads
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.attention.step_attention import PLAIN, Kernels
 from quire.ops.gpu import add_norm as sum_and_norm
 from quire.ops.gpu.decode_attention import OF_CODES, TILING, decode_attention
 from quire.ops.gpu.decode_list import PART
 from quire.ops.gpu.kernels import add_rms_norm, attend_by
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import EXACT, ONE_ORDER, Tiling, prefill_attention
-from quire.ops.heads import Heads
 from quire.ops.norms import Norms
 from quire.ops.pages import KVWriteTargets, Pages
-from quire.ops.step_attention import PLAIN, Kernels
 
 PLACED_TOKENS = 8  # of a program; no step has fewer
 

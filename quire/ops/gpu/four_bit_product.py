@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from quire.ops.four_bits import PLACES, TILE, FourBits
 from quire.ops.gpu.tiles import array, least_dot, product, whole
+from quire.ops.weights.four_bits import PLACES, TILE, FourBits
 
 COLUMNS = 64
 PROGRAMS = 528  # that occupy a device: four for each multiprocessor of a large GPU

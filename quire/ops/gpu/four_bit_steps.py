@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import triton as plgpu
 
-from quire.ops.coded import float_scales, four_bit_floats
-from quire.ops.four_bit_experts import GROUP, PLACES, STEP, code_at
-from quire.ops.four_bits import TILE
 from quire.ops.gpu.expert_sides import Side
 from quire.ops.gpu.tiles import array, product
+from quire.ops.weights.coded import float_scales, four_bit_floats
+from quire.ops.weights.four_bit_experts import GROUP, PLACES, STEP, code_at
+from quire.ops.weights.four_bits import TILE
 
 # Two codes of a place as bfloat16, times a power of two. The bits of a code are a bfloat16 that is 2 ** 126 too small,
 # also where it has no leading one. What the power lacks is `LESS`, so that it is a bfloat16 for every real exponent.

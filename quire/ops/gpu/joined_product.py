@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from quire.ops import adapters
-from quire.ops.adapters import JoinedStack
 from quire.ops.gpu.adapter_blocks import Blocks, blocks_of, columns_of, parts_of_blocks, rows_of
 from quire.ops.gpu.tiles import array, product, whole
+from quire.ops.weights import adapters
+from quire.ops.weights.adapters import JoinedStack
 
 
 def expand_joined(

@@ -8,40 +8,44 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 
-from quire.cache_dtype import lacks_fp8
-from quire.ops.adapters import Stack
-from quire.ops.attention_spec import AttentionSpec
-from quire.ops.coded import Coded
+from quire.ops.attention.heads import Heads
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.attention.step_attention import Kernels
+from quire.ops.attention.tiled_attention import tiled_attention
 from quire.ops.expert_choice import Shares
 from quire.ops.expert_choice import choose as plainly_chosen
-from quire.ops.expert_product import Gate, kernels_of
 from quire.ops.gpu import add_norm as sum_and_norm
-from quire.ops.gpu import coded_prompts, expert_choice, rounded_rows
+from quire.ops.gpu import expert_choice, rounded_rows
 from quire.ops.gpu.adapter_product import add_products
 from quire.ops.gpu.decode_attention import decode_attention
 from quire.ops.gpu.expert_product import expert_product
 from quire.ops.gpu.filter_cuts import filter_cuts
-from quire.ops.gpu.hopper_attention import (
+from quire.ops.gpu.hopper import coded_prompts
+from quire.ops.gpu.hopper.attention import (
     coded_decode_attention,
     coded_prefill_attention,
     rounded_decode_attention,
     with_decodes,
 )
-from quire.ops.gpu.hopper_products import CODE_PRODUCT, FEW_ROWS, gated_product
+from quire.ops.gpu.hopper.products import CODE_PRODUCT, FEW_ROWS, gated_product
 from quire.ops.gpu.latent_attention import IN_LITTLE_MEMORY, latent_attention
 from quire.ops.gpu.move_pages import gather, scatter
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import prefill_attention
 from quire.ops.gpu.recurrence import convolve_single, recur_single
 from quire.ops.gpu.token_draws import draw_tokens
-from quire.ops.heads import Heads
 from quire.ops.norms import Norms
 from quire.ops.page_moves import PageMoves
 from quire.ops.pages import CodedPages, KVWriteTargets, Pages, Segments, Tiles
 from quire.ops.recurrence import Recurrence, RecurrentKernels, recur_in_tiles
 from quire.ops.recurrence import convolve as plainly_convolved
-from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
-from quire.ops.rounded_rows import (
+from quire.ops.sampling_kernels import SamplingKernels
+from quire.ops.slot_access import SlotAccess
+from quire.ops.weights.adapters import Stack
+from quire.ops.weights.coded import Coded
+from quire.ops.weights.expert_product import Gate, kernels_of
+from quire.ops.weights.rounded_rows import PLAIN as PLAIN_ROUNDING
+from quire.ops.weights.rounded_rows import (
     Activation,
     RoundedRows,
     RoundingOps,
@@ -50,11 +54,8 @@ from quire.ops.rounded_rows import (
     Sums,
     gated_values,
 )
-from quire.ops.sampling_kernels import SamplingKernels
-from quire.ops.slot_access import SlotAccess
-from quire.ops.step_attention import Kernels
-from quire.ops.tiled_attention import tiled_attention
-from quire.ops.visit_sums import VisitSums
+from quire.ops.weights.visit_sums import VisitSums
+from quire.settings.cache_dtype import lacks_fp8
 
 log = logging.getLogger(__name__)
 

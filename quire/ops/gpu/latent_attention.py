@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.spec import AttentionSpec
 from quire.ops.gpu.context_list import ContextList, Cut, context_list, whole_contexts
 from quire.ops.gpu.latent_parts import LatentParts, Rows, combine_latent_parts
 from quire.ops.gpu.tiles import MASKED, array, exponent_of_one, least_dot, load_masked, power_of_two, product, whole

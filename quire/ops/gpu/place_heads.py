@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from quire.ops.attention.heads import Heads, joined
+from quire.ops.attention.spread import run_of, signs
 from quire.ops.gpu.tiles import array, power_of_two, product, whole
-from quire.ops.heads import Heads, joined
 from quire.ops.pages import CodedPages, KVWriteTargets, Pages, coded, has_spread_keys
-from quire.ops.rounded_rows import ScaledSums
-from quire.ops.spread import run_of, signs
+from quire.ops.weights.rounded_rows import ScaledSums
 
 MOST_TOKENS = 8  # of a program
 LEAST_TO_SPREAD = 16  # of a program, where keys are spread: rows of a product
@@ -23,7 +23,7 @@ MANY_TOKENS = 512  # from here on a program has all heads of a key: there are en
 def place_heads(
     heads: Heads, pages: Pages, targets: KVWriteTargets, *, block: int | None = None, interpret: bool = False
 ) -> tuple[jax.Array, Pages]:
-    """As `place` in quire.ops.step_attention. With a `block`, which is the number of tokens of a program, programs are
+    """As `place` of step_attention. With a `block`, which is the number of tokens of a program, programs are
     alike whatever the number of tokens."""
     given, arrays = operands_of(heads)
     qkv = arrays[0]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.spec import AttentionSpec
 from quire.ops.gpu.parts import Parts, combine_parts
 from quire.ops.gpu.tiles import Block, Softmax, array, load_sinks, power_of_two, where_is, whole
 from quire.ops.pages import TILE, Pages, Tiles

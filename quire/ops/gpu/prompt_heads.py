@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from quire.ops.attention.heads import Heads
 from quire.ops.gpu.place_heads import Given, PageWriter, operands_of
 from quire.ops.gpu.tiles import array, whole
-from quire.ops.heads import Heads
 from quire.ops.pages import CodedPages, KVWriteTargets
-from quire.ops.rounded_rows import LARGEST_FLOAT8, LEAST_SCALE
+from quire.ops.weights.rounded_rows import LARGEST_FLOAT8, LEAST_SCALE
 
 CODE = jnp.float8_e4m3fn
 EVERY = 32  # of tokens, one is looked at

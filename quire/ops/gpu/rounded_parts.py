@@ -15,7 +15,7 @@ from jax.experimental.pallas import triton as plgpu
 from quire.ops.gpu.parts import Parts, combine_parts
 from quire.ops.gpu.rounded_rows import reach_of
 from quire.ops.gpu.tiles import MASKED, array, power_of_two, whole
-from quire.ops.rounded_rows import RoundedRows, nearest_codes, row_scale
+from quire.ops.weights.rounded_rows import RoundedRows, nearest_codes, row_scale
 
 NUM_WARPS = 16  # with fewer, contexts of many parts take longer, and others no less
 

@@ -15,7 +15,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.gpu.tiles import array, power_of_two, whole
 from quire.ops.norms import rms_norm
-from quire.ops.rounded_rows import (
+from quire.ops.weights.rounded_rows import (
     Activation,
     RoundedRows,
     ScaledSums,
@@ -36,7 +36,7 @@ ALL_BUT_SIGN = 0x7FFFFFFF
 
 
 def round_rows(x: jax.Array, code_dtype: Any, *, block: int = BLOCK, interpret: bool = False) -> RoundedRows:
-    """As in quire.ops.rounded_rows."""
+    """As in quire.ops.weights.rounded_rows."""
     blocks = _Blocks(x.shape[1], block)
     codes, scales = _call(blocks, _round, x.shape, code_dtype, [], "round_rows", interpret)(x)
     return RoundedRows(x, codes, scales[:, None])
@@ -53,7 +53,7 @@ def add_norm(
     block: int = BLOCK,
     interpret: bool = False,
 ) -> tuple[jax.Array, RoundedRows]:
-    """As `add_rms_norm` in quire.ops.rounded_rows."""
+    """As `add_rms_norm` in quire.ops.weights.rounded_rows."""
     extra = [] if addend is None else [array(x.shape, x.dtype)]
     blocks, kernel = _Blocks(x.shape[1], block), partial(_add_norm, eps, offset)
     run = _call(blocks, kernel, x.shape, code_dtype, extra, "add_norm_round", interpret)
@@ -73,7 +73,7 @@ def gate(
     num_warps: int | None = None,
     interpret: bool = False,
 ) -> RoundedRows:
-    """As in quire.ops.rounded_rows, of both [t, 1, 2, m]."""
+    """As in quire.ops.weights.rounded_rows, of both [t, 1, 2, m]."""
     tokens, _, _, size = (both.sums if isinstance(both, ScaledSums) else both).shape
     flat = [one.reshape(tokens, 2 * size) if one.ndim == 4 else one for one in _arrays(both)]
     combine: Callable[..., jax.Array] = partial(_gated, activation, both.dtype)

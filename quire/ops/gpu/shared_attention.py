@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.spec import AttentionSpec
 from quire.ops.gpu.parts import Parts
 from quire.ops.gpu.tiles import Block, Softmax, power_of_two, where_is, whole
 from quire.ops.pages import SHARED_STEP, TILE, Pages, SharedPrefixes

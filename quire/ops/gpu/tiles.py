@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.spec import AttentionSpec
 
 LOG2_E = math.log2(math.e)
 MASKED = -1e30  # below every score, yet finite, so that differences are numbers

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from quire.ops.adapters import JoinedStack, Stack
-from quire.ops.adapters import add_products as plain_add_products
 from quire.ops.native.library import need
+from quire.ops.weights.adapters import JoinedStack, Stack
+from quire.ops.weights.adapters import add_products as plain_add_products
 
 
 def add_products(out: jax.Array, x: jax.Array, rows: jax.Array, stack: Stack, *, gated: bool = False) -> jax.Array:

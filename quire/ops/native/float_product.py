@@ -6,9 +6,9 @@ A row's result does not depend on the other rows, which XLA's products do not pr
 import jax
 import jax.numpy as jnp
 
-from quire.ops.grouped_product import ragged_product
 from quire.ops.native.library import need
 from quire.ops.native.rows import counted
+from quire.ops.weights.grouped_product import ragged_product
 
 
 def product(x: jax.Array, weight: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:

@@ -10,7 +10,7 @@ from threading import Lock
 import jax
 import jaxlib.version
 
-from quire.cache_folder import cache_folder
+from quire.files.cache_folder import cache_folder
 from quire.ops.native import ahead
 from quire.ops.native.building import (
     BASE,

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from quire.cache_folder import is_left_unfinished
-from quire.regular_file import open_regular
+from quire.files.cache_folder import is_left_unfinished
+from quire.files.regular_file import open_regular
 
 log = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from quire.ops.attention.rotation import Rotation
+from quire.ops.attention.spread import run_of
 from quire.ops.pages import CodedPages, KVWriteTargets, Pages
-from quire.ops.rotation import Rotation
-from quire.ops.spread import run_of
 
 
 def place_heads(

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention.spec import AttentionSpec
 from quire.ops.pages import CodedPages, Pages, Tiles
 
 
@@ -16,7 +16,7 @@ def tiled_attention(
     tiles: Tiles,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """As in quire.ops.tiled_attention, for float32 on a CPU: decodes and prefills in one call. The library must have
+    """As in attention/tiled_attention.py, for float32 on a CPU: decodes and prefills in one call. The library must have
     been loaded."""
     name = "quire_coded_attention" if isinstance(pages, CodedPages) else "quire_tiled_attention"
     call = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(q.shape, q.dtype))  # type: ignore[no-untyped-call]

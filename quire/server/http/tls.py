@@ -4,7 +4,7 @@ import ssl
 from pathlib import Path
 
 from quire.errors import InvalidSetting
-from quire.regular_file import read_regular
+from quire.files.regular_file import read_regular
 from quire.server.settings import ServerSettings
 
 

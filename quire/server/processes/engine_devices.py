@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.errors import InvalidSetting
-from quire.machine import limit_threads
+from quire.settings.machine import limit_threads
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 

@@ -6,7 +6,6 @@ import os
 import socket
 import threading
 
-from quire.config import Config
 from quire.engine.garbage_collection import relax_gc
 from quire.errors import InvalidSetting, QuireError
 from quire.files.progress import logged, progress_bar, silent
@@ -28,6 +27,7 @@ from quire.server.processes.engine_processes import STOP_S
 from quire.server.processes.supervisor import REASONS, STOP_SIGNALS
 from quire.server.processes.watchdog import Silence, watching
 from quire.server.settings import ServerSettings
+from quire.settings.config import Config
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ def run_member(
             loop.call_soon_threadsafe(link.send, message)
 
         def compute() -> None:
-            from quire.engine.build_group import follow  # loads JAX
+            from quire.engine.building.group import follow  # loads JAX
             from quire.group.membership import RefusedByLeader
 
             try:

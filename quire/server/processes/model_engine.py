@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from quire.adapter_settings import adapter_places
-from quire.config import Config
 from quire.files.progress import Progress, logged, progress_bar, share_bar, silent
 from quire.files.standard_error import standard_error
 from quire.group.settings import GroupSettings
@@ -15,12 +13,14 @@ from quire.peers.settings import PeerSettings
 from quire.server.observe.logs import configure_logs
 from quire.server.processes.engine_devices import EngineDevices
 from quire.server.processes.start_phase import StartPhase
+from quire.settings.adapters import adapter_places
+from quire.settings.config import Config
 
 log = logging.getLogger(__name__)
 
 
 if TYPE_CHECKING:
-    from quire.engine.built import Built
+    from quire.engine.building.built import Built
     from quire.engine.engine import Engine
     from quire.ipc.messages import Described, Waiting
 
@@ -62,11 +62,11 @@ class ModelEngine:
             )
         )
         phase.begin("loading JAX")
-        from quire.engine.build import build_engine, plan_deployment
+        from quire.engine.building.build import build_engine, plan_deployment
 
         leader, meet = None, None
         if self.group is not None:
-            from quire.engine.build_group import lead
+            from quire.engine.building.group import lead
             from quire.group.leader import Leader
 
             leader = Leader(self.group, lambda reason: describe(Waiting(reason)))
@@ -81,11 +81,11 @@ class ModelEngine:
         else:
             log.info("programs are compiled when requests first need them, which wait meanwhile")
         if self.peers.role is not None:
-            from quire.engine.build_peers import meet_peers
+            from quire.engine.building.peers import meet_peers
 
             meet_peers(built, self.peers)
         if self.folder.cache_folder is not None:
-            from quire.engine.build_folder import keep_pages
+            from quire.engine.building.folder import keep_pages
 
             keep_pages(built, self.folder)
         return built.engine
@@ -116,7 +116,7 @@ class ModelEngine:
         given = [name for name, value in sources.items() if value is not None]
         if not given:
             return self.config
-        from quire.host_cache_settings import with_host_cache
+        from quire.settings.host_cache import with_host_cache
 
         config = with_host_cache(self.config)
         if config.host_cache_gib != self.config.host_cache_gib:

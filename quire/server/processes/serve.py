@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from quire.config import Config
 from quire.errors import InvalidSetting, shown
 from quire.files.standard_error import show
 from quire.group.settings import GroupSettings
@@ -25,6 +24,7 @@ from quire.server.processes.supervisor import Supervisor
 from quire.server.processes.temporary_folder import remove_abandoned, temporary_folder
 from quire.server.running_servers import announced
 from quire.server.settings import ServerSettings
+from quire.settings.config import Config
 
 log = logging.getLogger(__name__)
 

@@ -4,11 +4,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from quire.adapter_settings import check_adapter_name
 from quire.errors import InvalidSetting, invalid
 from quire.server.api.validation import typed
 from quire.server.http.body import read_json
 from quire.server.service.service import Service
+from quire.settings.adapters import check_adapter_name
 
 MAX_PATH = 4096  # characters
 

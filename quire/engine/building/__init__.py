@@ -1,0 +1,1 @@
+"""From settings and a model to its engine."""

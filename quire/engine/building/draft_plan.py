@@ -1,0 +1,106 @@
+"""Decides whether and how a draft model fits in addition to the served model."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import InvalidSetting
+from quire.executor.layer_state import PageLayout, page_layout
+from quire.files.model_files import ModelFiles, locate
+from quire.files.progress import Progress
+from quire.files.tensor_source import TensorSource
+from quire.models.checkpoint import load_weights, stored_names
+from quire.models.formats.quantized_source import open_checkpoint
+from quire.models.params import ParamTree
+from quire.models.parts.decoder import Decoder
+from quire.models.random_weights import random_weights
+from quire.models.registry import build_model
+from quire.models.stored_head import with_stored_head
+from quire.ops.attention.spec import is_latent
+from quire.ops.pages import is_coded
+from quire.settings.cache_dtype import CACHE_DTYPES
+from quire.settings.config import Config
+from quire.text.tokenizer import load_tokenizer
+
+
+@dataclass(frozen=True)
+class DraftPlan:
+    """The model that guesses, before any weight is read."""
+
+    files: ModelFiles
+    source: TensorSource | None  # None for random weights
+    model: Decoder
+
+    def layout(self, page_size: int, max_total_tokens: int, page_dtype: str) -> PageLayout:
+        """All layers in one group, since they share the pages of the group that keeps all positions."""
+        return page_layout(
+            self.model.layers, page_size, max_total_tokens, page_dtype, max_groups=1, page_dtype=page_dtype
+        )
+
+    def load(self, seed: int, **how: Any) -> ParamTree:
+        if self.source is None:
+            return random_weights(self.model, seed=seed, **how)
+        return load_weights(self.model, self.source, **how)
+
+
+def find_draft(config: Config, files: ModelFiles, model: Decoder, progress: Progress) -> DraftPlan | None:
+    """The draft that `config` asks for, for a model with these files. Raises where it cannot guess for that model."""
+    if config.draft_model is None:
+        return None
+    if not config.speculate:
+        raise InvalidSetting("draft_model needs speculate, the most tokens that it guesses in one step")
+    if config.tensor_parallel > 1:
+        raise InvalidSetting(
+            f"draft_model runs on one device; tensor_parallel is {config.tensor_parallel}. speculate works without it"
+        )
+    found = locate(config.draft_model, **config.hub_access, progress=progress)
+    source = open_checkpoint(found)
+    found = with_stored_head(found, source)
+    draft = build_model(found.config)
+    if source is not None:
+        stored_names(draft, source)
+    if draft.vocab_size != model.vocab_size:
+        raise InvalidSetting(
+            f"draft_model {found.name} has {draft.vocab_size} tokens, {files.name} has {model.vocab_size}; they must "
+            "have the same vocabulary"
+        )
+    _refuse_other_tokens(found, files, model.vocab_size)
+    return DraftPlan(found, source, draft)
+
+
+def refuse_what_cannot_draft(draft: DraftPlan, layout: PageLayout, files: ModelFiles, max_total_tokens: int) -> None:
+    """Raise where no page group keeps all positions, or the draft has too few."""
+    if draft.layout(layout.page_size, max_total_tokens, str(layout.dtype)).slot_specs:
+        raise InvalidSetting(
+            f"draft_model {draft.files.name} has recurrent layers, whose state cannot be taken back to where a guess "
+            "was wrong"
+        )
+    latent = any(map(is_latent, draft.model.layers))
+    if latent and is_coded(layout.page_dtype):
+        asked = CACHE_DTYPES[str(layout.page_dtype).replace("float", "fp")]
+        raise InvalidSetting(
+            f"draft_model {draft.files.name} has latent attention, whose cache is kept in dtype; kv_cache_dtype is "
+            f"{asked}: it can be {layout.dtype}"
+        )
+    if draft.model.max_positions < max_total_tokens:
+        raise InvalidSetting(
+            f"draft_model {draft.files.name} has {draft.model.max_positions} positions; max_total_tokens is "
+            f"{max_total_tokens}"
+        )
+    if None not in layout.groups:
+        raise InvalidSetting(
+            f"draft_model needs a model with layers that read all positions; those of {files.name} have windows "
+            f"({layout.rules})"
+        )
+
+
+def _refuse_other_tokens(found: ModelFiles, files: ModelFiles, vocab_size: int) -> None:
+    if found.tokenizer is None or files.tokenizer is None or found.tokenizer == files.tokenizer:
+        return
+    ours, theirs = load_tokenizer(files.tokenizer), load_tokenizer(found.tokenizer)
+    for token in range(vocab_size):
+        here, there = ours.token_bytes(token), theirs.token_bytes(token)
+        if here != there:
+            raise InvalidSetting(
+                f"draft_model {found.name} has another vocabulary than {files.name}: token {token} is {there!r} there "
+                f"and {here!r} here"
+            )

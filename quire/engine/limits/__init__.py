@@ -1,0 +1,1 @@
+"""The limits of steps, decided from the time that steps take."""

@@ -1,0 +1,1 @@
+"""Guesses of the next tokens."""

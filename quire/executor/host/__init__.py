@@ -1,0 +1,1 @@
+"""Pages in host memory, and copies between it and the device."""

@@ -1,0 +1,212 @@
+"""Pages in host memory, and the functions that move pages between it and the device.
+
+A page of the host has the same bytes as a page of the device: those of every layer, of the draft as well. Page arrays
+of one shape are stacked, so that a program has one array of the host for all of them, [pages, arrays, page_size, ...],
+in which the bytes of a page are together.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from quire.executor.programs.order import HOST_COPY_SIZES
+from quire.ops.page_moves import PageMoves
+from quire.ops.sharding import put
+
+HOST_KINDS = ("save", "restore")  # programs that copy pages to the host and from it
+HostArray = np.ndarray[Any, np.dtype[Any]]
+BlockArrays = list[jax.Array]  # one for each stack: [pages, arrays, page_size, ...]
+
+
+class Stack(NamedTuple):
+    """Page arrays of one shape."""
+
+    members: tuple[int, ...]  # among the leaves of the page arrays
+    names: tuple[str, ...]  # of these
+    shape: tuple[int, ...]  # of one page: [arrays, page_size, ...]
+    dtype: Any
+    sharding: NamedSharding | None  # of several pages
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one page in this stack."""
+        return prod(self.shape) * int(np.dtype(self.dtype).itemsize)
+
+    def like(self, num_pages: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((num_pages, *self.shape), self.dtype, sharding=self.sharding)  # type: ignore[no-untyped-call]
+
+
+def stacks_of(pages: Any) -> list[Stack]:
+    """`pages` are page arrays, or their structure."""
+    members: dict[Any, list[int]] = {}
+    names = []
+    for index, (path, leaf) in enumerate(jax.tree.leaves_with_path(pages)):
+        names.append(jax.tree_util.keystr(path, simple=True, separator="."))
+        where = leaf.sharding if isinstance(leaf.sharding, NamedSharding) else None
+        members.setdefault((leaf.shape[1:], leaf.dtype, where), []).append(index)
+    stacks = []
+    for (shape, dtype, where), indices in members.items():
+        if where is not None:
+            spec = PartitionSpec(None, None, *where.spec[1:])  # type: ignore[no-untyped-call]
+            where = NamedSharding(where.mesh, spec)
+        named = tuple(names[index] for index in indices)
+        stacks.append(Stack(tuple(indices), named, (len(indices), *shape), dtype, where))
+    return stacks
+
+
+def gather_pages(moves: PageMoves, stacks: Sequence[Stack], pages: Any, sources: jax.Array) -> BlockArrays:
+    """The contents of some pages, stacked."""
+    (block,) = gather_blocks(moves, stacks, pages, sources, sources.shape[0])
+    return block
+
+
+def gather_blocks(
+    moves: PageMoves, stacks: Sequence[Stack], pages: Any, sources: jax.Array, rows: int
+) -> list[BlockArrays]:
+    """The same in blocks of so many pages."""
+    leaves = jax.tree.leaves(pages)
+    gathered = [moves.gather([leaves[index] for index in stack.members], sources, rows) for stack in stacks]
+    return [list(block) for block in zip(*gathered, strict=True)]
+
+
+def scatter_pages(
+    moves: PageMoves, stacks: Sequence[Stack], pages: Any, targets: jax.Array, stacked: BlockArrays
+) -> tuple[Any, jax.Array]:
+    """The page arrays with `stacked` in some pages, and a number that is there when they are."""
+    return scatter_blocks(moves, stacks, pages, targets, [stacked])
+
+
+def scatter_blocks(
+    moves: PageMoves, stacks: Sequence[Stack], pages: Any, targets: jax.Array, blocks: Sequence[BlockArrays]
+) -> tuple[Any, jax.Array]:
+    """The same with the pages of `blocks`."""
+    leaves, structure = jax.tree.flatten(pages)
+    for stack, contents in zip(stacks, zip(*blocks, strict=True), strict=True):
+        written = moves.scatter([leaves[index] for index in stack.members], targets, contents)
+        for index, leaf in zip(stack.members, written, strict=True):
+            leaves[index] = leaf
+    return jax.tree.unflatten(structure, leaves), targets[-1]
+
+
+def as_bytes(parts: Sequence[tuple[int, Sequence[jax.Array]]]) -> memoryview:
+    """The bytes of pages, one after the other: those of each stack in order. `parts` are numbers of pages, and stacks
+    with at least so many rows."""
+    rows = [
+        np.concatenate([np.asarray(one)[:count].reshape(count, -1).view(np.uint8) for one in stacks], axis=1)
+        for count, stacks in parts
+    ]
+    return memoryview(np.concatenate(rows).reshape(-1).data) if rows else memoryview(b"")
+
+
+class Fetched(NamedTuple):
+    """Pages on their way from the host, or on the device and not in their places."""
+
+    targets: HostArray  # 0: nowhere
+    contents: list[Any]  # as the program that puts them into place takes them
+    block: object = None  # of the host that they are, if it has blocks
+
+
+class Arrival:
+    """Pages on their way to the device. The host does not read the number: its copy would wait behind pages that go to
+    the host."""
+
+    def __init__(self, number: jax.Array) -> None:
+        self._number = number  # there when they are
+
+    def result(self) -> None:
+        jax.block_until_ready(self._number)  # type: ignore[no-untyped-call]
+
+
+class HostPages:
+    """The memory of the host tier. Owned by the engine thread; a thread of its own writes what comes from the device.
+
+    A page is read and written by its number alone; the scheduler knows what it has, and whether it may be read.
+    """
+
+    sizes = HOST_COPY_SIZES  # pages that one call can copy
+
+    def __init__(self, pages: Any, num_pages: int) -> None:
+        """`pages`: the structure of the device's page arrays. `num_pages` includes page 0, which takes what is copied
+        for padding."""
+        self.stacks = stacks_of(pages)
+        # Zeros whose memory the system gives when it is first written.
+        self._arrays: list[HostArray] = [np.zeros((num_pages, *stack.shape), stack.dtype) for stack in self.stacks]
+        self._writer = ThreadPoolExecutor(1, "quire-host-pages")
+        self._writing: list[Future[None]] = []
+
+    @property
+    def page_bytes(self) -> int:
+        return sum(stack.num_bytes for stack in self.stacks)
+
+    def next_save(self, count: int) -> tuple[int, int]:
+        """The size of the program that saves the first of `count` pages, and how many of them it saves."""
+        size = next((size for size in self.sizes if size >= count), self.sizes[-1])
+        return size, min(count, size)
+
+    def save(
+        self, program: Callable[..., Any], pages: Any, sources: HostArray, targets: Sequence[int]
+    ) -> "Future[None]":
+        """Copy pages of the device, by a program under way. `sources` has padding, `targets` has none."""
+        return self.write_when_ready(targets, program(pages, sources))
+
+    def num_within(self, sources: Sequence[int], max_rows: int, before: Sequence[Fetched] = ()) -> int:
+        """The number of pages, from the first of these on, that `fetch` takes to the device in at most so many rows."""
+        size = max((size for size in self.sizes if size <= max_rows), default=0)
+        return min(len(sources), size * max(1, max_rows // self.sizes[-1]))
+
+    def fetch(self, sources: Sequence[int], targets: Sequence[int], before: Sequence[Fetched] = ()) -> list[Fetched]:
+        """Begin to copy pages to the device, where they go to these. `before`: what is there and not in its place."""
+        calls = []
+        for begin in range(0, len(sources), self.sizes[-1]):
+            run = list(sources[begin : begin + self.sizes[-1]])
+            size = next(size for size in self.sizes if size >= len(run))
+            padding = [0] * (size - len(run))
+            read = zip(self.read(run + padding), self.stacks, strict=True)
+            places = np.array([*targets[begin : begin + len(run)], *padding], np.int32)
+            calls.append(Fetched(places, [put(one, stack.sharding) for one, stack in read]))
+        return calls
+
+    def calls(self, fetched: list[Fetched], num_coming: int = 0) -> list[Fetched]:
+        """The calls that put what was fetched into place. The last `num_coming` are on their way still."""
+        return fetched
+
+    def read(self, pages: "Sequence[int] | HostArray") -> list[HostArray]:
+        """The contents of these pages, copied."""
+        return [array[list(pages)] for array in self._arrays]
+
+    def write(self, pages: Sequence[int], stacks: Sequence[HostArray]) -> None:
+        """`stacks` have at least as many rows as there are pages."""
+        for array, contents in zip(self._arrays, stacks, strict=True):
+            for row, page in enumerate(pages):
+                array[page] = contents[row]
+
+    def write_bytes(self, pages: Sequence[int], data: Sequence[memoryview]) -> None:
+        """Write pages that come from another engine, as `as_bytes` gives them."""
+        for page, contents in zip(pages, data, strict=True):
+            begin = 0
+            for array in self._arrays:
+                end = begin + array[page].nbytes
+                array[page] = np.frombuffer(contents[begin:end], array.dtype).reshape(array.shape[1:])
+                begin = end
+
+    def write_when_ready(self, pages: Sequence[int], stacks: Sequence[jax.Array]) -> "Future[None]":
+        """Write what a program under way computes. Writes happen in the order of the calls."""
+        for one in stacks:
+            one.copy_to_host_async()
+        self._writing = [writing for writing in self._writing if not writing.done()]
+        self._writing.append(self._writer.submit(lambda: self.write(pages, [np.asarray(one) for one in stacks])))
+        return self._writing[-1]
+
+    def drain(self) -> None:
+        """Wait until nothing is being written, so that what failed steps copied does not arrive later."""
+        for writing in self._writing:
+            writing.exception()
+        self._writing.clear()
+
+    def close(self) -> None:
+        self._writer.shutdown(wait=False, cancel_futures=True)

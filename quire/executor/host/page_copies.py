@@ -1,0 +1,242 @@
+"""The page copies of a plan."""
+
+from collections.abc import Iterable, Iterator, Sequence, Set
+from typing import Any
+
+import jax
+import numpy as np
+
+from quire.core.plan import Kind, PageCopy, Place, StepPlan, Tier
+from quire.executor.host.host_pages import Arrival, Fetched, HostPages
+from quire.executor.host.pinned_pages import PinnedPages
+from quire.executor.pending import Copied
+from quire.executor.programs.order import MAX_UNPLACED_BYTES
+from quire.executor.programs.programs import Programs
+from quire.executor.programs.table import COPY_SIZES
+
+
+class OnTheWay:
+    """Pages on their way from the host to the device. Empty once a program puts them into place, which waits for them:
+    their memory must not last as long as the step that fetched them."""
+
+    def __init__(self, fetched: list[Fetched]) -> None:
+        self.fetched = fetched
+
+    @property
+    def num_rows(self) -> int:
+        return sum(len(one.targets) for one in self.fetched)
+
+    def result(self) -> None:
+        jax.block_until_ready([one.contents for one in self.fetched])  # type: ignore[no-untyped-call]
+
+
+class PageCopies:
+    """Runs the copies of plans. Owned by the executor, which has the page arrays.
+
+    Pages that come from the host are put into place when something is about to use them, all together: until then the
+    steps of others do not wait for the copies, and run no program for them.
+    """
+
+    def __init__(
+        self, programs: Programs, host: HostPages | PinnedPages | None, host_kinds: Sequence[str] = ()
+    ) -> None:
+        """`host_kinds`: the programs that take pages to the host and from it."""
+        self._programs = programs
+        self._host = host
+        self._host_kinds = host_kinds
+        self._unplaced: list[OnTheWay] = []
+        self._awaited: set[Place] = set()  # where they go
+
+    def begin(self, pages: Any, plan: StepPlan) -> tuple[Any, list[Copied]]:
+        """The page arrays as the chunks of `plan` find them, and what its result must wait for."""
+        copied: list[Copied] = []
+        if plan.copies or self._awaited:
+            pages, copied = self._begin(pages, plan)
+        if isinstance(self._host, PinnedPages):
+            prompts = [chunk.length for chunk in plan.chunks if chunk.kind is Kind.PREFILL]
+            fetches = any(copy.source.tier is Tier.HOST for copy in plan.copies)
+            self._host.begin_saves(sum(prompts), has_decodes=len(prompts) < len(plan.chunks), fetches=fetches)
+        return pages, copied
+
+    def _begin(self, pages: Any, plan: StepPlan) -> tuple[Any, list[Copied]]:
+        in_order, restores = arrange(plan.copies)
+        if isinstance(self._host, PinnedPages):
+            self._host.prepare_saves(sum(copy.target.tier is Tier.HOST for copy in in_order))
+        copied: list[Copied] = []
+        used = {place for copy in plan.copies for place in copy}
+        num_fitting = self._num_fitting(restores)
+        # Copies in order from the host put all into place that is fetched: none of it may have pages of `restores`.
+        is_mixed = any(copy.source.tier is Tier.HOST for copy in in_order)
+        if is_mixed or not used.isdisjoint(self._awaited) or num_fitting < len(restores):
+            pages, copied = self.settle(pages)
+            num_fitting = self._num_fitting(restores)
+        first = restores[: max(1, num_fitting)]
+        # Before all others, which the device need not wait for to begin with them.
+        coming = self._fetch(first) if first else None
+        pages, others = self._run(pages, in_order)
+        copied += others
+        if coming is not None:
+            self._await(coming, first)
+            pages, others = self._bring(pages, restores[len(first) :])
+            copied += [coming, *others]
+        read = {Place(Tier.DEVICE, page) for chunk in plan.chunks for table in chunk.new_pages for page in table}
+        if not plan.chunks or not read.isdisjoint(self._awaited):
+            pages, arrivals = self.settle(pages, read if plan.chunks else None, coming)
+            copied += arrivals
+        return pages, copied
+
+    def settle(
+        self, pages: Any, read: Set[Place] | None = None, last: OnTheWay | None = None
+    ) -> tuple[Any, list[Copied]]:
+        """The page arrays with what came from the host in its places: all of it, or what has pages that are `read`,
+        which does not wait for the rest. `last`: the part of it whose copies have just begun."""
+        arrivals: list[Copied] = []
+        if self._unplaced:
+            assert self._host is not None
+            begun = set(map(id, last.fetched)) if last is not None else set()
+            taken = self._take_fetched(read)
+            for call in self._host.calls(taken, sum(id(one) in begun for one in taken)):
+                program = self._programs.get((self._host_kinds[1], len(call.targets)))
+                pages, number = program(pages, call.targets, call.contents)
+                arrivals.append(Arrival(number))
+        return pages, arrivals
+
+    def take_lost(self) -> list[int]:
+        """The pages of the host whose copies from the device have failed since the last call."""
+        return self._host.take_lost() if isinstance(self._host, PinnedPages) else []
+
+    def forget(self) -> None:
+        """The pages are in their places, or the page arrays are gone."""
+        for one in self._unplaced:
+            one.fetched.clear()
+        self._unplaced.clear()
+        self._awaited.clear()
+
+    @property
+    def _fetched(self) -> list[Fetched]:
+        """All that is not in its place."""
+        return [fetched for one in self._unplaced for fetched in one.fetched]
+
+    def _take_fetched(self, read: Set[Place] | None) -> list[Fetched]:
+        """The part that is put into place now: all, or what has pages that are read."""
+        taken = self._fetched
+        if read is None:
+            self.forget()
+            return taken
+        taken = [one for one in taken if not read.isdisjoint(_places(one))]
+        for one in taken:
+            self._awaited -= _places(one)
+        names = set(map(id, taken))
+        for coming in self._unplaced:
+            coming.fetched[:] = [one for one in coming.fetched if id(one) not in names]
+        self._unplaced = [coming for coming in self._unplaced if coming.fetched]
+        return taken
+
+    def _run(self, pages: Any, copies: Iterable[PageCopy]) -> tuple[Any, list[Copied]]:
+        copied: list[Copied] = []
+        for run in independent(copies):
+            tiers = run[0].source.tier, run[0].target.tier
+            if tiers == (Tier.HOST, Tier.DEVICE):
+                pages, brought = self._bring(pages, run)
+                pages, arrivals = self.settle(pages)
+                copied += brought + arrivals
+            elif tiers == (Tier.DEVICE, Tier.HOST):
+                copied += self._save(pages, run)
+            else:
+                pages = self._copy_within(pages, run)
+        return pages, copied
+
+    def _bring(self, pages: Any, copies: Sequence[PageCopy]) -> tuple[Any, list[Copied]]:
+        """Copy pages from the host, of which the last are not put into place. Where all do not fit the memory for
+        them together, those before are in their places first."""
+        copied: list[Copied] = []
+        while copies:
+            if self._num_fitting(copies) < len(copies):
+                pages, arrivals = self.settle(pages)
+                for arrival in arrivals:  # until then their memory is taken
+                    arrival.result()
+            part = copies[: max(1, self._num_fitting(copies))]
+            copied.append(self._await(self._fetch(part), part))
+            copies = copies[len(part) :]
+        return pages, copied
+
+    def _num_fitting(self, copies: Sequence[PageCopy]) -> int:
+        """The number of copies, from the first of these on, that fit the memory for pages not in their places."""
+        if not copies:
+            return 0
+        assert self._host is not None, "there are no pages of the host"
+        room = MAX_UNPLACED_BYTES // self._host.page_bytes - sum(one.num_rows for one in self._unplaced)
+        return self._host.num_within([copy.source.page for copy in copies], room, self._fetched)
+
+    def _fetch(self, copies: Sequence[PageCopy]) -> OnTheWay:
+        """Begin to copy pages from the host. What is launched next does not wait for them."""
+        assert self._host is not None, "there are no pages of the host"
+        sources, targets = ([place.page for place in places] for places in zip(*copies, strict=True))
+        return OnTheWay(self._host.fetch(sources, targets, self._fetched))
+
+    def _await(self, coming: OnTheWay, copies: Sequence[PageCopy]) -> OnTheWay:
+        self._unplaced.append(coming)
+        self._awaited |= {copy.target for copy in copies}
+        return coming
+
+    def _save(self, pages: Any, run: list[PageCopy]) -> Iterator[Copied]:
+        assert self._host is not None, "there are no pages of the host"
+        begin = 0
+        while begin < len(run):
+            size, taken = self._host.next_save(len(run) - begin)
+            part = run[begin : begin + taken]
+            sources = np.zeros(size, np.int32)
+            sources[: len(part)] = [copy.source.page for copy in part]
+            program = self._programs.get((self._host_kinds[0], size))
+            yield self._host.save(program, pages, sources, [copy.target.page for copy in part])
+            begin += taken
+
+    def _copy_within(self, pages: Any, run: list[PageCopy]) -> Any:
+        begin = 0
+        while begin < len(run):
+            size = self._programs.table.copy_size(min(len(run) - begin, COPY_SIZES[-1]))
+            part = run[begin : begin + size]
+            packed = np.zeros((size, 2), np.int32)  # page 0 onto itself
+            packed[: len(part)] = [(copy.source.page, copy.target.page) for copy in part]
+            pages = self._programs.get(("copy", size))(pages, packed)
+            begin += size
+        return pages
+
+
+def _places(fetched: Fetched) -> set[Place]:
+    """The places of its pages."""
+    return {Place(Tier.DEVICE, page) for page in fetched.targets.tolist() if page}
+
+
+def arrange(copies: Sequence[PageCopy]) -> tuple[list[PageCopy], list[PageCopy]]:
+    """The copies that run in their order, and those from the host that may begin before them and end after them: no
+    other copy uses the page that they go to, or writes the one that they come from."""
+    device = Tier.DEVICE
+    written = {target for _, target in copies if target.tier is not device}
+    used: set[Place] = set()  # by copies in order that follow
+    in_order: list[PageCopy] = []
+    restores: list[PageCopy] = []
+    for copy in reversed(copies):
+        source, target = copy
+        if source.tier is device or source in written or target in used:
+            in_order.append(copy)
+            used.update(copy)
+        else:
+            restores.append(copy)
+    return in_order[::-1], restores[::-1]
+
+
+def independent(copies: Iterable[PageCopy]) -> Iterator[list[PageCopy]]:
+    """Runs of copies between the same tiers, none of which reads or writes a page that one before it in the run
+    writes."""
+    run: list[PageCopy] = []
+    written: set[Place] = set()
+    for copy in copies:
+        is_alike = not run or (run[0].source.tier, run[0].target.tier) == (copy.source.tier, copy.target.tier)
+        if not is_alike or not written.isdisjoint(copy):
+            yield run
+            run, written = [], set()
+        run.append(copy)
+        written.add(copy.target)
+    if run:
+        yield run

@@ -1,0 +1,1 @@
+"""Attention, and what it needs of heads and positions."""

@@ -1,0 +1,1 @@
+"""Kernels in Mosaic, for Hopper GPUs."""

@@ -1,0 +1,282 @@
+"""Pieces of an attention kernel over codes of eight bits, for Mosaic, where each thread's registers count.
+
+A group of 128 threads, four warps, computes with BLOCK positions of one head at a time. The device multiplies matrices
+whose wide side is in registers: positions for scores, features for values. A thread takes codes as the device hands
+them out (`ldmatrix`), and widens them where they are. So keys have features, and values have features as rows, in
+another order than in memory: `place_queries` and `store_rows` put up with it.
+
+Threads of a warp: `octet` is a row of eight, `quad` a pair of columns. Shared memory has rows of 128 bytes, of which
+the chunks of 16 are swapped by row (a swizzle), so that threads meet no other's bank.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.mosaic import gpu as mgpu
+from jax.experimental.mosaic.gpu import utils
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, vector
+
+from quire.ops.gpu.hopper.decode_items import BLOCK, COLUMNS, FEATURES
+
+WIDE = 64  # rows of one product of the device
+ROW_BYTES, CHUNK_BYTES = 128, 16
+SCALES_OF_PAGE = 64  # places for the scales of a page in shared memory: copies begin at multiples of 128 bytes
+
+BY_PRODUCT = plgpu.Layout.WGMMA
+BY_ROW, BY_COLUMN = BY_PRODUCT.reduce(1), BY_PRODUCT.reduce(0)
+SCALAR = plgpu.Layout.WG_SPLAT
+OF_CODES = (plgpu.TilingTransform((8, 128)), plgpu.SwizzleTransform(ROW_BYTES))
+OF_HALVES = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(ROW_BYTES))
+
+# Two pairs of float16, $0 and $1, of the four codes of $2, in their order. For int8: 1024 and a code that is made 128
+# larger, less 1152.
+TO_FLOAT16 = {
+    "float8_e4m3fn": """{
+    .reg .b16 first, second;
+    mov.b32 {first, second}, $2;
+    cvt.rn.f16x2.e4m3x2 $0, first;
+    cvt.rn.f16x2.e4m3x2 $1, second;
+    }""",
+    "int8": """{
+    .reg .b32 base, codes;
+    mov.b32 base, 0x64806480;
+    prmt.b32 codes, $2, 0, 0x4140;
+    xor.b32 codes, codes, base;
+    sub.f16x2 $0, codes, base;
+    prmt.b32 codes, $2, 0, 0x4342;
+    xor.b32 codes, codes, base;
+    sub.f16x2 $1, codes, base;
+    }""",
+}
+LOAD_MATRICES = "ldmatrix.sync.aligned.m8n8.x4{}.shared.b16 {{$0, $1, $2, $3}}, [$4];"
+
+
+class Thread(NamedTuple):
+    index: Any  # within its group
+    warp: Any
+    lane: Any
+    octet: Any
+    quad: Any
+
+    @classmethod
+    def own(cls) -> "Thread":
+        index = arith.remui(utils.thread_idx(), number(128))
+        lane = arith.remui(index, number(32))
+        quarter = arith.divui(lane, number(4)), arith.remui(lane, number(4))
+        return cls(index, arith.divui(index, number(32)), lane, *quarter)
+
+
+def i32() -> Any:
+    return ir.IntegerType.get_signless(32)
+
+
+def number(value: int) -> Any:
+    return utils.c(value, i32())
+
+
+def total(*terms: Any) -> Any:
+    """Sums of values and of integers that are known."""
+    known = sum(term for term in terms if isinstance(term, int))
+    found = number(known)
+    for term in terms:
+        found = found if isinstance(term, int) else arith.addi(term, found)
+    return found
+
+
+def times(value: Any, factor: int) -> Any:
+    return arith.muli(value, number(factor))
+
+
+def is_less(value: Any, bound: int) -> Any:
+    return arith.cmpi(arith.CmpIPredicate.ult, value, number(bound))
+
+
+def address(ref: Any) -> Any:
+    """In shared memory, 32 bits."""
+    return llvm.ptrtoint(i32(), utils.memref_ptr(ref))  # type: ignore[no-untyped-call]
+
+
+def assembly(result: Any, given: list[Any], text: str, constraints: str, *, is_pure: bool = False) -> Any:
+    return llvm.inline_asm(result, given, text, constraints, has_side_effects=not is_pure)
+
+
+def several(kind: Any, count: int) -> Any:
+    return llvm.StructType.get_literal([kind] * count)
+
+
+def nothing() -> Any:
+    return ir.Type.parse("!llvm.void")
+
+
+def store_where(condition: Any, instruction: str, where: Any, values: list[Any], constraints: str) -> None:
+    """`instruction` has $1 for its address, and the values after it."""
+    text = f"{{ .reg .pred is_so; setp.ne.b32 is_so, $0, 0; @is_so {instruction} }}"
+    assembly(nothing(), [arith.extui(i32(), condition), where, *values], text, "r," + constraints)
+
+
+def bits_before(left: Any, position: Any) -> Any:
+    """A mask of two halves: of `position` and the next, if they are among the first `left`."""
+    count = arith.maxsi(arith.subi(left, position), number(0))
+    return assembly(i32(), [times(count, 16)], "bmsk.clamp.b32 $0, 0, $1;", "=r,r", is_pure=True)
+
+
+def halves(code_dtype: str, word: Any) -> list[Any]:
+    """Two vectors of two float16."""
+    both = assembly(several(i32(), 2), [word], TO_FLOAT16[code_dtype], "=r,=r,r", is_pure=True)
+    pair = ir.VectorType.get((2,), ir.F16Type.get())
+    return [utils.bitcast(llvm.extractvalue(i32(), both, [half]), pair) for half in range(2)]
+
+
+def load_matrices(where: Any, *, is_turned: bool) -> list[Any]:
+    """Four matrices of 8 x 8 pairs of codes; each lane says where a row of eight pairs is."""
+    text = LOAD_MATRICES.format(".trans" if is_turned else "")
+    four = assembly(several(i32(), 4), [where], text, "=r,=r,=r,=r,r")
+    return [llvm.extractvalue(i32(), four, [index]) for index in range(4)]
+
+
+def empty(layout: Any, shape: tuple[int, ...]) -> Any:
+    return np.empty(layout.registers_shape(shape), dtype=object)
+
+
+def fragments(registers: Any, layout: Any) -> Any:
+    return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
+
+
+def in_registers(arguments: tuple[Any, ...], result: Any, body: Callable[..., Any]) -> Callable[..., Any]:
+    """A step of a kernel that `body` writes for each thread of a group, with arrays as their registers."""
+    inline: Any = plgpu.inline_mgpu
+    made: Callable[..., Any] = inline(arg_types=arguments, return_type=result)(body)
+    return made
+
+
+def widened_keys(code_dtype: str) -> Callable[[Any], Any]:
+    """float16 [BLOCK, FEATURES] of codes in shared memory. Of each 16 features, those that are 0 or 1 more than a
+    multiple of four come first."""
+
+    def widen(_: Any, codes: Any) -> Any:
+        layout = BY_PRODUCT.to_mgpu()
+        found = empty(layout, (BLOCK, FEATURES))
+        places = {(at[1], sum(at[2:])): at for at in np.ndindex(found.shape)}  # by eight features and eight rows
+        own = Thread.own()
+        row, matrix = arith.remui(own.lane, number(8)), arith.divui(own.lane, number(8))
+        rows = total(times(own.warp, 16), times(arith.remui(matrix, number(2)), 8), row)
+        base = total(address(codes), times(rows, ROW_BYTES))
+        for first in range(0, FEATURES // CHUNK_BYTES, 2):
+            chunk = arith.xori(total(arith.divui(matrix, number(2)), first), row)
+            words = load_matrices(total(base, times(chunk, CHUNK_BYTES)), is_turned=False)
+            for index, word in enumerate(words):
+                for half, pair in enumerate(halves(code_dtype, word)):
+                    found[places[2 * (first + index // 2) + half, index % 2]] = pair
+        return fragments(found, layout)
+
+    return in_registers(
+        (plgpu.RefType(OF_CODES),), plgpu.ShapeDtypeStruct((BLOCK, FEATURES), jnp.float16, BY_PRODUCT), widen
+    )
+
+
+def widened_values(code_dtype: str) -> Callable[[Any, Any], Any]:
+    """float16 [FEATURES, BLOCK] of codes in shared memory, zeros from position `left` on. Of each 16 features the even
+    ones come first."""
+
+    def widen(_: Any, codes: Any, left: Any) -> Any:
+        layout = BY_PRODUCT.to_mgpu()
+        found = empty(layout, (FEATURES, BLOCK))
+        places = {(at[0], at[1], sum(at[2:])): at for at in np.ndindex(found.shape)}
+        own = Thread.own()
+        row, matrix = arith.remui(own.lane, number(8)), arith.divui(own.lane, number(8))
+        base = total(address(codes), times(row, ROW_BYTES), times(matrix, 8 * ROW_BYTES))
+        end = left.registers.item()
+        masks = [bits_before(end, total(times(own.quad, 2), 8 * index)) for index in range(BLOCK // 8)]
+        for wide in range(FEATURES // WIDE):
+            chunk = arith.xori(total(own.warp, wide * (WIDE // CHUNK_BYTES)), row)
+            for four in range(BLOCK // 32):
+                where = total(base, times(chunk, CHUNK_BYTES), four * 32 * ROW_BYTES)
+                for index, word in enumerate(load_matrices(where, is_turned=True), 4 * four):
+                    seen = arith.andi(word, masks[index])
+                    by_feature = assembly(i32(), [seen], "prmt.b32 $0, $1, 0, 0x3120;", "=r,r", is_pure=True)
+                    for half, pair in enumerate(halves(code_dtype, by_feature)):
+                        found[places[wide, index, half]] = pair
+        return fragments(found, layout)
+
+    return in_registers(
+        (plgpu.RefType(OF_CODES), SCALAR), plgpu.ShapeDtypeStruct((FEATURES, BLOCK), jnp.float16, BY_PRODUCT), widen
+    )
+
+
+def place_of_scale(position: Any, page_size: int) -> Any:
+    """Bytes from the first scale in shared memory."""
+    page, offset = arith.divui(position, number(page_size)), arith.remui(position, number(page_size))
+    return total(times(page, 2 * SCALES_OF_PAGE), times(offset, 2))
+
+
+def scales_by_row(page_size: int) -> Callable[[Any], Any]:
+    """float32 [BLOCK] of bfloat16 [pages, SCALES_OF_PAGE] in shared memory."""
+
+    def load(_: Any, scales: Any) -> Any:
+        layout, own, kind = BY_ROW.to_mgpu(), Thread.own(), ir.F32Type.get()
+        found = empty(layout, (BLOCK,))
+        text = "{ .reg .b16 zero, bits; mov.b16 zero, 0; ld.shared.b16 bits, [$1]; mov.b32 $0, {zero, bits}; }"
+        for half, at in enumerate(np.ndindex(found.shape)):
+            row = total(times(own.warp, 16), own.octet, 8 * half)
+            bits = assembly(i32(), [total(address(scales), place_of_scale(row, page_size))], text, "=r,r")
+            one = llvm.mlir_undef(ir.VectorType.get((1,), kind))
+            found[at] = llvm.insertelement(one, llvm.bitcast(kind, bits), number(0))
+        return fragments(found, layout)
+
+    return in_registers((plgpu.RefType(),), plgpu.ShapeDtypeStruct((BLOCK,), jnp.float32, BY_ROW), load)
+
+
+def largest_scale(page_size: int) -> Callable[[Any, Any], Any]:
+    """The largest of the first `left` scales, a float32. None is negative; NaN is larger than any number."""
+
+    def find(_: Any, scales: Any, left: Any) -> Any:
+        position = times(Thread.own().lane, 2)
+        where = total(address(scales), place_of_scale(position, page_size))
+        word = assembly(i32(), [where], "ld.shared.b32 $0, [$1];", "=r,r")
+        word = arith.andi(word, bits_before(left.registers.item(), position))
+        most = arith.maxui(arith.shli(word, number(16)), arith.andi(word, number(-(1 << 16))))
+        found = assembly(i32(), [most], "redux.sync.max.u32 $0, $1, 0xffffffff;", "=r,r")
+        return mgpu.FragmentedArray.splat(llvm.bitcast(ir.F32Type.get(), found), ())
+
+    return in_registers((plgpu.RefType(), SCALAR), plgpu.ShapeDtypeStruct((), jnp.float32, SCALAR), find)
+
+
+def over_rows(instruction: str) -> Callable[[Any, Any], Any]:
+    """[COLUMNS] of [BLOCK, COLUMNS] by an instruction for two numbers, by all threads of a group. Only these use
+    `scratch`, and meet between two uses of it."""
+
+    def reduce(_: Any, x: Any, scratch: Any) -> Any:
+        kind, own = ir.F32Type.get(), Thread.own()
+
+        def both(a: Any, b: Any) -> Any:
+            return assembly(kind, [a, b], f"{instruction} $0, $1, $2;", "=f,f,f", is_pure=True)
+
+        first, second = x.registers.flat
+        found = [both(vector.extract(first, [], [column]), vector.extract(second, [], [column])) for column in range(2)]
+        for lanes in (4, 8, 16):
+            swap = f"shfl.sync.bfly.b32 $0, $1, {lanes}, 0x1f, 0xffffffff;"
+            found = [both(one, assembly(kind, [one], swap, "=f,f")) for one in found]
+        base = total(address(scratch), times(own.quad, 8))
+        of_warp = total(base, times(own.warp, 4 * COLUMNS))
+        store_where(is_less(own.lane, 4), "st.shared.v2.f32 [$1], {$2, $3};", of_warp, found, "r,f,f")
+        utils.warpgroup_barrier()  # type: ignore[no-untyped-call]
+        loaded = []
+        for warp in range(4):
+            where = total(base, warp * 4 * COLUMNS)
+            two = assembly(several(kind, 2), [where], "ld.shared.v2.f32 {$0, $1}, [$2];", "=f,=f,r")
+            loaded.append([llvm.extractvalue(kind, two, [column]) for column in range(2)])
+        found = [both(both(*pair[:2]), both(*pair[2:])) for pair in zip(*loaded, strict=True)]
+        layout = BY_COLUMN.to_mgpu()
+        registers, pair = empty(layout, (COLUMNS,)), llvm.mlir_undef(ir.VectorType.get((2,), kind))
+        for column, one in enumerate(found):
+            pair = llvm.insertelement(pair, one, number(column))
+        registers[(0,) * registers.ndim] = pair
+        return fragments(registers, layout)
+
+    return in_registers(
+        (BY_PRODUCT, plgpu.RefType()), plgpu.ShapeDtypeStruct((COLUMNS,), jnp.float32, BY_COLUMN), reduce
+    )

@@ -1,0 +1,1 @@
+"""The forms of weights, and products with them."""

@@ -1,0 +1,1 @@
+"""Everything that decides a setting, before an engine is built."""
