@@ -4,7 +4,6 @@
     python bench/gpu_experts.py --weights mxfp4 --only kernel                      # or fp8, int8
     python bench/gpu_experts.py --sweep gate_up --model qwen3-30b-a3b --rows 1     # other sizes of blocks
     python bench/gpu_experts.py --rows 8 --real 1                                  # a lone row among padding
-    python bench/few_expert_rows.py                                                # few rows, by many blocks
 
 Every token visits random experts, given in place of a router, which is not part of the time. Several layers with
 weights of their own run after each other in one program, so that no cache holds what the next one reads. The floor is
