@@ -1,11 +1,9 @@
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from quire.errors import InvalidSetting
-from quire.executor.compute_capability import compute_capability
 from quire.executor.host.block_saves import MAX_SAVING_BYTES
 from quire.executor.programs.order import MAX_UNPLACED_BYTES
 from quire.settings.adapters import resolve_max_loras
@@ -116,7 +114,7 @@ def test_a_cache_has_the_type_that_the_checkpoint_asks_for_unless_another_is() -
         resolved = resolve(Config("m", kv_cache_dtype=asked), facts)
         assert resolved.kv_cache_dtype == decided
         assert resolved.page_dtype == {"fp8_e4m3": "float8_e4m3fn"}.get(decided, decided)
-    older = replace(facts, compute_capability=8.6)
+    older = replace(facts, fp8_refusal="needs compute capability 8.9; this GPU has 8.6")
     assert resolve(Config("m"), older).kv_cache_dtype == "bfloat16"
     assert resolve(Config("m"), replace(facts, platform="tpu")).kv_cache_dtype == "bfloat16"
     with pytest.raises(InvalidSetting, match="kv_cache_dtype is 'float16'; it can be fp8_e4m3, int8, bfloat16 or auto"):
@@ -124,19 +122,12 @@ def test_a_cache_has_the_type_that_the_checkpoint_asks_for_unless_another_is() -
 
 
 def test_a_cache_in_fp8_is_refused_on_gpus_that_do_not_convert_it() -> None:
-    for capability in (None, 8.9, 9.0, 12.0):
-        facts = replace(FACTS, platform="gpu", compute_capability=capability)
-        assert resolve(Config("m", kv_cache_dtype="fp8"), facts).kv_cache_dtype == "fp8_e4m3"
-    older = replace(FACTS, platform="gpu", compute_capability=8.6)
+    facts = replace(FACTS, platform="gpu")
+    assert resolve(Config("m", kv_cache_dtype="fp8"), facts).kv_cache_dtype == "fp8_e4m3"
+    older = replace(facts, fp8_refusal="needs compute capability 8.9; this GPU has 8.6")
     with pytest.raises(InvalidSetting, match=r"kv_cache_dtype = fp8 needs .* 8\.9; .* 8\.6: it can be int8 or auto"):
         resolve(Config("m", kv_cache_dtype="fp8"), older)
     assert resolve(Config("m", kv_cache_dtype="int8"), older).kv_cache_dtype == "int8"
-
-
-@pytest.mark.parametrize(("stated", "known"), [("8.6", 8.6), ("12.0", 12.0), ("gfx942", None), (None, None)])
-def test_the_capability_of_other_devices_is_unknown(stated: str | None, known: float | None) -> None:
-    device: Any = SimpleNamespace() if stated is None else SimpleNamespace(compute_capability=stated)
-    assert compute_capability(device) == known
 
 
 GIB = 2**30

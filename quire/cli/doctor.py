@@ -123,6 +123,7 @@ def _machine() -> dict[str, Any]:
     import jax
 
     from quire.executor.memory import device_memory_bytes
+    from quire.ops.gpu.capability import this_gpu
     from quire.server.processes.engine_devices import visible_gpus
 
     devices = jax.devices()
@@ -135,6 +136,7 @@ def _machine() -> dict[str, Any]:
         **({} if limits is None else {"this container": limits}),
         "devices": f"{len(devices)} x {jax.default_backend()} ({', '.join(kinds)})",
         "memory of a device": as_size(device_memory_bytes(devices[0])),
+        **({} if (gpu := this_gpu()) is None else {"GPU kernels": str(gpu)}),
         **unused_gpus(jax.default_backend(), visible_gpus(os.environ)),
     }
 

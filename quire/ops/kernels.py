@@ -8,6 +8,7 @@ from quire.errors import InvalidSetting
 from quire.ops.attention.heads import Heads
 from quire.ops.attention.sharded import sharded
 from quire.ops.attention.step_attention import PLAIN, Kernels, place
+from quire.ops.gpu.capability import TRITON, GpuCapability
 from quire.ops.native import library
 from quire.ops.native.adapter_product import add_products as native_adapter_product
 from quire.ops.native.norms import NATIVE as NATIVE_NORMS
@@ -42,14 +43,14 @@ NATIVE = Kernels(
 
 
 def kernels_for(
-    platform: str, dtype: str, mesh: Mesh | None = None, computes: float | None = None, fixed_order: bool = False
+    platform: str, dtype: str, mesh: Mesh | None = None, gpu: GpuCapability | None = None, fixed_order: bool = False
 ) -> Kernels:
     """The fastest kernels for a platform as JAX names it, on one device or on a mesh of devices.
 
-    `computes`: the compute capability of an NVIDIA GPU; None: unknown. `fixed_order`: those that add the numbers of a
-    row in one order, whatever is beside it; on other platforms all do that, or none.
+    `gpu`: None is a GPU that nothing is known of. `fixed_order`: those that add the numbers of a row in one order,
+    whatever is beside it; on other platforms all do that, or none.
     """
-    kernels = _of_one_device(platform, dtype, computes)
+    kernels = _of_one_device(platform, dtype, gpu)
     if fixed_order and platform == "gpu":
         from quire.ops.gpu.fixed_order import with_fixed_order
 
@@ -58,16 +59,17 @@ def kernels_for(
     return kernels if mesh is None or kernels is PLAIN else sharded(kernels, mesh)
 
 
-def _of_one_device(platform: str, dtype: str, computes: float | None) -> Kernels:
+def _of_one_device(platform: str, dtype: str, gpu: GpuCapability | None) -> Kernels:
     if platform == "cpu" and dtype == "float32" and library.load():
         return NATIVE
     if platform == "gpu":
-        try:
-            from quire.ops.gpu.kernels import gpu_kernels
-        except ImportError as error:  # plain XLA would run in their place, several times slower
+        gpu = gpu or GpuCapability.of(None)
+        if not gpu.triton:  # plain XLA would run in their place, several times slower
             raise InvalidSetting(
-                f"the GPU kernels cannot be loaded ({error}): this jax has no jax.experimental.pallas.triton. Remedy: "
-                "pip install 'quire[cuda]', or JAX_PLATFORMS=cpu to run on the CPU"
-            ) from error
-        return gpu_kernels(computes)
+                f"the GPU kernels cannot be loaded: this jax has no {TRITON}. Remedy: pip install 'quire[cuda]', or "
+                "JAX_PLATFORMS=cpu to run on the CPU"
+            )
+        from quire.ops.gpu.kernels import gpu_kernels
+
+        return gpu_kernels(gpu)
     return PLAIN

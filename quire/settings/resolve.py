@@ -91,7 +91,7 @@ class Facts:
     fast_int8: bool = False  # whether its CPU multiplies int8 by instructions made for it
     quantization: str | None = None  # that of the checkpoint, in words
     cache_dtype: str | None = None  # that its keys and values are cached in; None: it does not say
-    compute_capability: float | None = None  # of NVIDIA GPUs; None: unknown
+    fp8_refusal: str | None = None  # why the device has no fp8; None: it has
     widened_weight_bytes: int = 0  # of the largest weight that a product widens
     reserved_fraction: float = MAX_RESERVED  # of a GPU's memory, that JAX has taken: memory_bytes
     outside_bytes: int = 0  # of a GPU, that are not JAX's
@@ -190,7 +190,7 @@ def resolve(config: Config, facts: Facts, is_served: bool = False) -> Resolved:
     choices = [
         dtype,
         resolve_kv_cache_dtype(
-            facts.platform, config.kv_cache_dtype, dtype.value, facts.compute_capability, facts.cache_dtype
+            facts.platform, config.kv_cache_dtype, dtype.value, facts.fp8_refusal, facts.cache_dtype
         ),
         resolve_quantize(facts.platform, config, facts.fast_int8, facts.quantization),
         page_size,

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.gpu.hopper.mosaic import HAS_MOSAIC
 from quire.ops.weights.rounded_rows import EPSILON, LARGEST_FLOAT8, RoundedRows, gated_values, round_rows
-from tests.gpu.hopper import IS_HOPPER
+from tests.gpu.hopper import IS_HOPPER, ON_HOPPER
 
 pytestmark = pytest.mark.gpu
 mosaic = pytest.importorskip("jax.experimental.pallas.mosaic_gpu")
@@ -20,7 +19,7 @@ gated_codes = pytest.importorskip("quire.ops.gpu.hopper.gated_codes")
 
 CODE = jnp.float8_e4m3fn
 WHOLE = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (1024, 2048)]
-HAS_SCALES = pytest.mark.skipif(not HAS_MOSAIC, reason="this JAX has other kernels for it")
+HAS_SCALES = pytest.mark.skipif(not ON_HOPPER.mosaic, reason="this JAX has other kernels for it")
 BLOCK = 128  # numbers of a row that have a scale
 SMALL = [(64, 256), (192, 384), (256, 1536)]
 

@@ -5,18 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.executor.compute_capability import compute_capability
 from quire.ops.attention.heads import joined
 from quire.ops.attention.spec import AttentionSpec
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.hopper import coded_prompts
 from quire.ops.pages import CodedPages, KVWriteTargets
+from tests.gpu.hopper import IS_HOPPER, ON_HOPPER
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        jax.default_backend() != "gpu" or compute_capability(jax.devices()[0]) != gpu_kernels.HOPPER,
-        reason="cuDNN has it for GPUs of compute capability 9.0",
+        not (IS_HOPPER and ON_HOPPER.prompt_in_codes), reason="JAX 0.11 has it for GPUs of compute capability 9.0"
     ),
 ]
 CODE = jnp.float8_e4m3fn
@@ -27,8 +26,6 @@ SPEC = AttentionSpec(8, 4, 128, 128**-0.5, read_in=CODE)
 @pytest.mark.parametrize(("tokens", "real"), [(8192, 8192), (4096, 3000)])
 def test_it_is_near_attention_among_numbers(tokens: int, real: int) -> None:
     """Nearer than a few codes that are off by half of their last bit make it, in each row."""
-    if gpu_kernels.packed_attention is None:
-        pytest.skip("this JAX has no attention in codes")
     chance = np.random.default_rng(0)
     q, k, v = (jnp.asarray(chance.normal(size=(tokens, 8, *parts, 128)), jnp.bfloat16) for parts in ((4,), (), ()))
     k = k + jnp.asarray(3 * chance.normal(size=(8, 128)), jnp.bfloat16)  # what keys have in common

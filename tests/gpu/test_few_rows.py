@@ -7,13 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.gpu.hopper.mosaic import HAS_MOSAIC
 from quire.ops.weights.coded import Coded
 from quire.ops.weights.four_bits import FourBits
-from tests.gpu.hopper import MARKS
+from tests.gpu.hopper import MARKS, ON_HOPPER
 
 pytestmark = MARKS
-if HAS_MOSAIC:
+if ON_HOPPER.mosaic:
     from quire.ops.gpu.hopper import few_rows
     from quire.ops.gpu.hopper.few_row_blocks import RowBlocks
     from quire.ops.gpu.hopper.row_epilogues import Add, Gate, Sum

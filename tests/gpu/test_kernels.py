@@ -21,6 +21,7 @@ from quire.ops.attention.tiled_attention import tiled_attention
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.adapter_product import add_products as adapter_product
 from quire.ops.gpu.add_norm import add_norm
+from quire.ops.gpu.capability import GpuCapability
 from quire.ops.gpu.decode_attention import OF_CODES, decode_attention
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import MANY, ONE_ORDER, SOME, Tiling, prefill_attention
@@ -310,7 +311,7 @@ def test_a_sum_and_its_norm_are_those_of_the_plain_functions(shape: tuple[int, i
 @pytest.mark.skipif(INTERPRET, reason="cuDNN is not elsewhere")
 @pytest.mark.parametrize("lengths", [[2048] * 4, [700, 33, 1500, 1, 640], [5000]], ids=str)
 def test_new_prompts_are_attended_to_by_cudnn_as_by_the_plain_kernel(lengths: list[int]) -> None:
-    if gpu_kernels.packed_attention is None:
+    if not GpuCapability.of(None).packed_attention:
         pytest.skip("this JAX attends to one sequence alone")
     spec, tokens = SPECS["8B"], 8192
     rng = np.random.default_rng(0)

@@ -16,7 +16,6 @@ from quire.ops.attention.spec import AttentionSpec
 from quire.ops.attention.step_attention import step_attention
 from quire.ops.gpu import fixed_order
 from quire.ops.gpu import kernels as gpu_kernels
-from quire.ops.gpu.hopper.mosaic import HAS_MOSAIC
 from quire.ops.gpu.kernels import GPU, attend
 from quire.ops.gpu.move_pages import MOST_ARRAYS
 from quire.ops.kernels import kernels_for
@@ -25,6 +24,7 @@ from quire.ops.recurrence import Recurrence
 from quire.ops.recurrent_spec import RecurrentSpec
 from quire.ops.slot_access import SlotAccess
 from quire.ops.weights.rounded_rows import ScaledSums
+from tests.gpu.hopper import ON_HOPPER
 
 SPECS = {
     "groups of 4": AttentionSpec(2, 4, 128, 0.088),
@@ -62,7 +62,7 @@ def test_attention_is_translated(name: str, dtype: str, num_single: int, num_til
     assert text.count("stablehlo.custom_call") == num_kernels
 
 
-@pytest.mark.skipif(not HAS_MOSAIC, reason="this JAX has other kernels for it")
+@pytest.mark.skipif(not ON_HOPPER.mosaic, reason="this JAX has other kernels for it")
 @pytest.mark.parametrize("code_dtype", ["float8_e4m3fn", "int8"])
 @pytest.mark.parametrize("page_size", [16, 64])
 def test_decodes_over_codes_are_translated_for_hopper(code_dtype: str, page_size: int) -> None:
@@ -79,7 +79,7 @@ def test_decodes_over_codes_are_translated_for_hopper(code_dtype: str, page_size
     assert 'name = "decode_attention"' not in text
 
 
-@pytest.mark.skipif(not HAS_MOSAIC, reason="this JAX has other kernels for it")
+@pytest.mark.skipif(not ON_HOPPER.mosaic, reason="this JAX has other kernels for it")
 @pytest.mark.parametrize("code_dtype", ["float8_e4m3fn", "int8"])
 @pytest.mark.parametrize("num_single", [0, 256])
 def test_prefills_over_codes_are_translated_for_hopper(code_dtype: str, num_single: int) -> None:

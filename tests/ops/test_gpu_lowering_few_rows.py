@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from quire.ops.gpu.hopper.mosaic import HAS_MOSAIC
 from quire.ops.weights.coded import Coded
 from quire.ops.weights.four_bits import FourBits
+from tests.gpu.hopper import ON_HOPPER
 from tests.ops.test_gpu_lowering import on_an_h200
 
-if not HAS_MOSAIC:
+if not ON_HOPPER.mosaic:
     pytest.skip("this JAX has other kernels for it", allow_module_level=True)
 
 from quire.ops.gpu.hopper import few_rows

@@ -15,11 +15,11 @@ from quire.models.formats.channel_weights import Kind, channel_like
 from quire.models.params import Param
 from quire.models.registry import build_model
 from quire.ops.attention.attention import whole_sequence
-from quire.ops.gpu.hopper.mosaic import HAS_MOSAIC
 from quire.ops.kernels import kernels_for
+from tests.gpu.hopper import ON_HOPPER
 from tests.ops.test_gpu_lowering import on_an_h200
 
-pytestmark = pytest.mark.skipif(not HAS_MOSAIC, reason="this JAX has other kernels for it")
+pytestmark = pytest.mark.skipif(not ON_HOPPER.mosaic, reason="this JAX has other kernels for it")
 VOCABULARY = 512
 MODEL = build_model(
     {
@@ -46,7 +46,7 @@ def launches(kind: Kind, rows: int, *, fixed_order: bool = False) -> tuple[int, 
         return MODEL.forward(weights, context, NoStates(), PlatformOps(whole_sequence, rounding=rounding))[0]
 
     with on_an_h200():
-        rounding = kernels_for("gpu", "bfloat16", computes=9.0, fixed_order=fixed_order).rounding
+        rounding = kernels_for("gpu", "bfloat16", gpu=ON_HOPPER, fixed_order=fixed_order).rounding
         traced = jax.jit(run).trace(weights, jax.ShapeDtypeStruct((rows,), jnp.int32))
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     named = Counter(name for name in re.findall(r'name = "(\w+)"', text) if name in TRITON)

@@ -21,14 +21,15 @@ from quire.ops.attention.attention import whole_sequence
 from quire.ops.expert_choice import Shares
 from quire.ops.gates import ClampedGate, PlainGate
 from quire.ops.gpu.adapter_product import add_products
+from quire.ops.gpu.capability import GpuCapability
 from quire.ops.gpu.expert_product import expert_product
-from quire.ops.gpu.hopper.mosaic import HAS_CODE_PRODUCT, HAS_MOSAIC
 from quire.ops.gpu.kernels import GPU
 from quire.ops.kernels import kernels_for
 from quire.ops.weights.activation_rounding import Rounding
 from quire.ops.weights.adapters import AdapterStack, JoinedStack
 from quire.ops.weights.coded import Coded
 from quire.ops.weights.rounded_rows import RoundingOps, ScaledSums, scaled
+from tests.gpu.hopper import ON_HOPPER
 from tests.models.cases import CASES
 from tests.ops.test_gpu_lowering import on_an_h200
 
@@ -149,7 +150,7 @@ def test_an_unknown_gate_is_left_to_xla() -> None:
 @pytest.mark.parametrize(("computes", "has_e4m3"), [(8.0, False), (8.6, False), (8.9, True), (9.0, True), (None, True)])
 @pytest.mark.parametrize("code_dtype", ["float8_e4m3fn", "int8"])
 def test_kernels_have_e4m3_where_the_gpu_converts_it(code_dtype: str, computes: float | None, has_e4m3: bool) -> None:
-    kernels, code = kernels_for("gpu", "bfloat16", computes=computes), jnp.dtype(code_dtype)
+    kernels, code = kernels_for("gpu", "bfloat16", gpu=GpuCapability.of(computes)), jnp.dtype(code_dtype)
     x, expert, weight = jnp.zeros((64, 96), jnp.bfloat16), jnp.zeros((64, 2), jnp.int32), jnp.zeros(96, jnp.bfloat16)
     matrices = Coded(
         codes=jnp.zeros((8, 64, 96), code), scales=jnp.ones((8, 64, 1)), zeros=None, index=None, input_scale=None,
@@ -268,16 +269,16 @@ def test_few_rows_meet_e4m3_in_a_kernel_on_hopper(rows: int, num_kernels: int) -
 
     x = jax.ShapeDtypeStruct((rows, 4096), jnp.bfloat16)
     for computes, fixed_order in ((9.0, False), (9.0, True), (8.9, False), (10.0, False), (None, False)):
-        kernels = kernels_for("gpu", "bfloat16", computes=computes, fixed_order=fixed_order)
+        kernels = kernels_for("gpu", "bfloat16", gpu=GpuCapability.of(computes), fixed_order=fixed_order)
         with on_an_h200():
             text = (
                 jax.jit(partial(sums, kernels.rounding)).trace(x, weight).lower(lowering_platforms=("cuda",)).as_text()
             )
-        has_kernel = (HAS_MOSAIC if rows < 16 else HAS_CODE_PRODUCT) and computes == 9.0 and not fixed_order
+        has_kernel = (ON_HOPPER.mosaic if rows < 16 else ON_HOPPER.code_product) and computes == 9.0 and not fixed_order
         assert text.count("stablehlo.custom_call @mosaic_gpu") == num_kernels * has_kernel
 
 
-@pytest.mark.skipif(not HAS_MOSAIC, reason="this JAX has other kernels for it")
+@pytest.mark.skipif(not ON_HOPPER.mosaic, reason="this JAX has other kernels for it")
 @pytest.mark.parametrize("rows", [16, 24, 64])
 @pytest.mark.parametrize(("embed", "mlp"), [(4096, 14336), (2048, 8192)])
 def test_gates_of_few_rows_are_rounded_where_they_are_multiplied(embed: int, mlp: int, rows: int) -> None:
@@ -302,7 +303,7 @@ def test_gates_of_few_rows_are_rounded_where_they_are_multiplied(embed: int, mlp
         assert f"stablehlo.{work}" not in text
 
 
-@pytest.mark.skipif(not HAS_MOSAIC, reason="this JAX has other kernels for it")
+@pytest.mark.skipif(not ON_HOPPER.mosaic, reason="this JAX has other kernels for it")
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize(("rows", "num_kernels"), [(1, 1), (8, 1), (16, 1), (64, 1), (65, 0), (12, 0)])
@@ -320,7 +321,7 @@ def test_few_rows_meet_four_bits_in_a_kernel_on_hopper(rows: int, num_kernels: i
         return scaled(project_sums("td,md->tm", x, weight, bias, rounding))
 
     for computes, fixed_order in ((9.0, False), (9.0, True), (8.9, False), (10.0, False), (None, False)):
-        kernels = kernels_for("gpu", "bfloat16", computes=computes, fixed_order=fixed_order)
+        kernels = kernels_for("gpu", "bfloat16", gpu=GpuCapability.of(computes), fixed_order=fixed_order)
         with on_an_h200():
             traced = jax.jit(partial(sums, kernels.rounding)).trace(x, weight, bias)
             text = traced.lower(lowering_platforms=("cuda",)).as_text()

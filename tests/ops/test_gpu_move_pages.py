@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from quire.ops.gpu.capability import GpuCapability
 from quire.ops.gpu.kernels import gpu_kernels
 from quire.ops.gpu.move_pages import CHUNK_BYTES, GROUP, MOST_ARRAYS, gather, scatter
 from quire.ops.kernels import kernels_for
@@ -106,7 +107,7 @@ def test_a_block_of_nothing_but_padding_writes_nothing() -> None:
 
 def test_gpus_have_kernels_that_move_pages_and_others_have_none() -> None:
     for computes in (None, 7.5, 8.6, 9.0, 12.0):
-        assert gpu_kernels(computes).moves == (gather, scatter)
+        assert gpu_kernels(GpuCapability.of(computes)).moves == (gather, scatter)
     assert kernels_for("gpu", "bfloat16", fixed_order=True).moves == (gather, scatter)
     mesh = tensor_mesh(jax.devices()[:1])
     for kernels in (kernels_for("gpu", "bfloat16", mesh), kernels_for("cpu", "float32"), kernels_for("tpu", "float32")):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from quire.ops.attention.spec import AttentionSpec
 from quire.ops.attention.tiled_attention import tiled_attention
 from quire.ops.gpu import kernels as gpu_kernels
+from quire.ops.gpu.capability import GpuCapability
 from quire.ops.gpu.context_list import ContextList, Cut, context_list, whole_contexts
 from quire.ops.gpu.kernels import GPU
 from quire.ops.gpu.latent_attention import CUT, FEW, IN_LITTLE_MEMORY, MANY, Tiling, latent_attention, tiling_of
@@ -153,9 +154,8 @@ def test_tilings_are_chosen_by_rows_and_memory() -> None:
     assert tiling_of(jnp.bfloat16, 128) == MANY
     assert tiling_of(jnp.bfloat16, 128, IN_LITTLE_MEMORY) == IN_LITTLE_MEMORY
     assert tiling_of(jnp.float32, 128).rows == 16
-    chosen = {
-        computes: kernels_for("gpu", "bfloat16", computes=computes) for computes in (7.5, 8.0, 8.6, 9.0, 12.0, None)
-    }
+    capabilities = 7.5, 8.0, 8.6, 9.0, 12.0, None
+    chosen = {computes: kernels_for("gpu", "bfloat16", gpu=GpuCapability.of(computes)) for computes in capabilities}
     little = {computes for computes, kernels in chosen.items() if kernels.attend_latent is not GPU.attend_latent}
     assert little == {7.5, 8.6, 12.0}
     assert chosen[7.5].attend_latent is gpu_kernels.plain_latent_attention

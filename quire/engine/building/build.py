@@ -24,7 +24,6 @@ from quire.engine.building.slot_state import refuse_what_needs_older_state
 from quire.engine.engine import Engine
 from quire.engine.group import Group, GroupFaults
 from quire.errors import InvalidSetting
-from quire.executor.compute_capability import compute_capability
 from quire.executor.executor import JaxExecutor
 from quire.executor.memory import (
     device_memory_bytes,
@@ -48,6 +47,7 @@ from quire.models.formats.quantized_source import QuantizedSource, open_checkpoi
 from quire.models.parts.decoder import Decoder
 from quire.models.registry import build_model
 from quire.models.stored_head import with_stored_head
+from quire.ops.gpu.capability import this_gpu
 from quire.ops.native import int8_product, library
 from quire.ops.native.building import PARTS
 from quire.ops.sharding import tensor_mesh
@@ -164,7 +164,7 @@ def _facts(
     source: Checkpoint | None,
     host_bytes: int,
 ) -> Facts:
-    platform, device = jax.default_backend(), jax.local_devices()[0]
+    platform, device, gpu = jax.default_backend(), jax.local_devices()[0], this_gpu()
     dtype = resolve_dtype(platform, config.dtype).value
     if dtype == "float32" and platform == "gpu":  # else products would be rounded to ten bits
         jax.config.update("jax_default_matmul_precision", "highest")  # type: ignore[no-untyped-call]
@@ -189,7 +189,7 @@ def _facts(
         num_devices=len(jax.devices()),
         memory_bytes=host_bytes if platform == "cpu" else device_memory_bytes(device),
         host_bytes=host_bytes,
-        compute_capability=compute_capability(device),
+        fp8_refusal=None if gpu is None else gpu.fp8_refusal,
         outside_bytes=outside_bytes(device, is_shared=config.memory_fraction is not None),
         reserved_fraction=reserved_fraction(),
         max_positions=model.max_positions,
@@ -269,6 +269,8 @@ def _build_engine(
     log.info("%s", "; ".join(f"{name}: {value}" for name, value in cache_capacity(deployment).items()))
     if deployment.facts.platform == "cpu":
         log.info("native library: %s", library.description())
+    if (gpu := this_gpu()) is not None:
+        log.log(logging.INFO if gpu.remedy() is None else logging.WARNING, "GPU kernels: %s", gpu)
     threads, store = deployment.resolved.compile_threads, program_store(deployment)
     store.forget_unused()
     if processes is not None and begun is None:

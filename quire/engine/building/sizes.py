@@ -7,6 +7,7 @@ from quire.executor.layer_state import PageLayout
 from quire.executor.shapes import Shapes
 from quire.models.parts.decoder import Decoder
 from quire.ops.attention.spec import AttentionSpec
+from quire.ops.gpu.capability import this_gpu
 from quire.ops.kernels import kernels_for
 from quire.settings.config import Config
 from quire.settings.resolve import Facts, Resolved
@@ -21,7 +22,7 @@ def shapes_of(
     sees_all = all(
         spec.sees_all and spec.softcap is None and not spec.has_sinks and spec.value_dim is None for spec in attention
     )
-    kernels = kernels_for(facts.platform, resolved.dtype, mesh, facts.compute_capability, resolved.fixed_order)
+    kernels = kernels_for(facts.platform, resolved.dtype, mesh, this_gpu(), resolved.fixed_order)
     full_groups = tuple(group for group, reach in enumerate(layout.groups) if reach is None)
     shares = facts.platform == "gpu" and limits.prefix_caching
     shares &= any(spec.sees_all and spec.value_dim is None for spec in attention)

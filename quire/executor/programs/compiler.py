@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from quire.executor.compute_capability import compute_capability
 from quire.executor.draft.draft import Draft, guess_by_draft, num_packed
 from quire.executor.draft.guesses import guess_by_lookup
 from quire.executor.fused_steps import FUSED_KINDS, fused_shape, fused_step
@@ -50,6 +49,7 @@ from quire.executor.step import (
 from quire.models.adapters import join, one_adapter, put, structure
 from quire.models.model import Model
 from quire.models.params import ParamTree
+from quire.ops.gpu.capability import this_gpu
 from quire.ops.kernels import kernels_for
 from quire.ops.sharding import put as put_on_devices
 from quire.ops.weights.quantized import gains_from_timings, is_coded
@@ -80,8 +80,7 @@ class Compiler:
         self._model, self.shapes = model, shapes
         self.set_weights(weights, draft)
         dtype = jax.tree.leaves(weights["norm"])[0].dtype  # never quantised
-        computes = compute_capability(jax.local_devices()[0])
-        kernels = kernels_for(jax.default_backend(), str(dtype), mesh, computes, shapes.fixed_order)
+        kernels = kernels_for(jax.default_backend(), str(dtype), mesh, this_gpu(), shapes.fixed_order)
         self.dtype = dtype  # of activations
         self.layout = page_layout(
             model.layers,

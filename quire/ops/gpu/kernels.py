@@ -17,12 +17,14 @@ from quire.ops.expert_choice import choose as plainly_chosen
 from quire.ops.gpu import add_norm as sum_and_norm
 from quire.ops.gpu import expert_choice, rounded_rows
 from quire.ops.gpu.adapter_product import add_products
-from quire.ops.gpu.decode_attention import decode_attention
+from quire.ops.gpu.capability import GpuCapability
+from quire.ops.gpu.decode_attention import decode_attention, decode_parts
 from quire.ops.gpu.expert_product import expert_product
 from quire.ops.gpu.filter_cuts import filter_cuts
 from quire.ops.gpu.hopper import coded_prompts
 from quire.ops.gpu.hopper.attention import (
     coded_decode_attention,
+    coded_decode_parts,
     coded_prefill_attention,
     rounded_decode_attention,
     with_decodes,
@@ -55,20 +57,11 @@ from quire.ops.weights.rounded_rows import (
     gated_values,
 )
 from quire.ops.weights.visit_sums import VisitSums
-from quire.settings.cache_dtype import lacks_fp8
 
 log = logging.getLogger(__name__)
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
-
-# Several sequences after each other are not among what JAX documents, and before 0.11 it reads groups of queries wrong.
-packed_attention: Any = None
-if tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11):
-    try:
-        from jax._src.cudnn import fused_attention_stablehlo as packed_attention
-    except ImportError:
-        log.info("this JAX has no packed attention of cuDNN; our own kernel runs in its place")
 
 MAX_FRESH_SEQUENCES = 8  # padding costs time, and the attention of many short prompts does not take much of it
 
@@ -114,7 +107,10 @@ def attend_by(
 
 
 attend = attend_by(decode_attention)
-attend_on_hopper = attend_by(coded_decode_attention, alone=rounded_decode_attention, apart=coded_prefill_attention)
+attend_and_round = attend_by(decode_attention, alone=partial(rounded_decode_attention, decode_parts))
+attend_on_hopper = attend_by(
+    coded_decode_attention, alone=partial(rounded_decode_attention, coded_decode_parts), apart=coded_prefill_attention
+)
 
 
 @cache
@@ -170,10 +166,10 @@ def attend_fresh(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, 
         return jax.nn.dot_product_attention(
             queries, k[None], v[None], scale=spec.scale, is_causal=True, implementation="cudnn"
         ).reshape(q.shape)
-    if packed_attention is None:
-        return None
+    from jax._src.cudnn import fused_attention_stablehlo as packed_attention
+
     offsets, lengths = jnp.append(segments.offsets, -1)[None], segments.lengths[None]
-    out = packed_attention.dot_product_attention(
+    out: jax.Array = packed_attention.dot_product_attention(
         queries,
         k[None],
         v[None],
@@ -184,14 +180,14 @@ def attend_fresh(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, 
         scale=spec.scale,
         mask_type=packed_attention.MaskType.PADDING_CAUSAL,
     )
-    return out.reshape(q.shape)  # type: ignore[no-any-return]
+    return out.reshape(q.shape)
 
 
 @partial(jax.jit, static_argnums=0)
 def prompt_in_codes(
     spec: AttentionSpec, heads: Heads, pages: Pages, targets: KVWriteTargets
 ) -> tuple[Rows, Pages] | None:
-    if packed_attention is None or not coded_prompts.fits(spec, pages, len(targets.pages)):
+    if not coded_prompts.fits(spec, pages, len(targets.pages)):
         return None
     assert isinstance(pages, CodedPages)
     return coded_prompts.attend_to_prompt(spec, heads, pages, targets)
@@ -262,7 +258,7 @@ GPU = Kernels(
     place,
     attend,
     attend_fresh,
-    MAX_FRESH_SEQUENCES if packed_attention is not None else 1,
+    MAX_FRESH_SEQUENCES,
     # Large products add to what is there themselves, which a kernel after them would read and write again.
     decode_norms=Norms(add_rms=add_rms_norm, add_visits_rms=add_visits_rms_norm),
     sampling=SamplingKernels(filter_cuts, draw_tokens=draw_tokens),
@@ -302,22 +298,25 @@ GPU_WITHOUT_FP8 = GPU._replace(
     ),
 )
 
-MUCH_SHARED_MEMORY = (8.0, 8.7, 9.0, 10.0, 10.3)  # compute capabilities where a program has more than 160 KiB
 
-
-HOPPER = 9.0  # the compute capability for which Mosaic's kernels are written
-
-# Rounding on a GPU where kernels of ours multiply few rows with codes.
-ROUNDING_ON_HOPPER = GPU.rounding._replace(product=CODE_PRODUCT, few_rows=FEW_ROWS, gated_product=gated_product)
-
-
-def gpu_kernels(computes: float | None) -> Kernels:
-    """The kernels for a compute capability; None is unknown."""
-    kernels = GPU_WITHOUT_FP8 if lacks_fp8(computes) else GPU
-    if computes == HOPPER:
-        kernels = kernels._replace(
-            attend=attend_on_hopper, prompt_in_codes=prompt_in_codes, rounding=ROUNDING_ON_HOPPER
+def gpu_kernels(gpu: GpuCapability) -> Kernels:
+    """The kernels that a GPU runs."""
+    kernels = GPU if gpu.fp8_refusal is None else GPU_WITHOUT_FP8
+    if not gpu.packed_attention:
+        kernels = kernels._replace(max_fresh_sequences=1)
+    if gpu.is_hopper:
+        rounding = kernels.rounding._replace(
+            product=CODE_PRODUCT if gpu.code_product else None,
+            few_rows=FEW_ROWS if gpu.mosaic else None,
+            gated_product=gated_product if gpu.mosaic else None,
         )
-    if computes is None or computes in MUCH_SHARED_MEMORY:
+        kernels = kernels._replace(
+            attend=attend_on_hopper if gpu.mosaic else attend_and_round,
+            prompt_in_codes=prompt_in_codes if gpu.prompt_in_codes else None,
+            rounding=rounding,
+        )
+    if gpu.has_much_shared_memory:
         return kernels
-    return kernels._replace(attend_latent=attend_latent_in_little_memory if computes >= 8.0 else plain_latent_attention)
+    return kernels._replace(
+        attend_latent=attend_latent_in_little_memory if gpu.latent_attention else plain_latent_attention
+    )

@@ -2,12 +2,6 @@
 
 import importlib
 
-import jax
-
-# The versions of JAX that our kernels are translated with: parts of Mosaic that they use change.
-_VERSION = tuple(map(int, jax.__version__.split(".")[:2]))
-HAS_MOSAIC = _VERSION == (0, 11)
-HAS_CODE_PRODUCT = _VERSION < (0, 12)  # later ones refuse the way in which it stores
 IN_PROGRAMS = b"mosaic_gpu"  # the name of its operations
 LIBRARY = "jax.experimental.mosaic.gpu"
 MULTIPROCESSORS = 132  # of the GPUs that these kernels are cut for

@@ -3,55 +3,41 @@
 Loading Mosaic takes a third of a second, which only the weights pay that need it.
 """
 
-import logging
-from functools import cache, partial
+from functools import partial
 from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from quire.ops.gpu.hopper.mosaic import HAS_CODE_PRODUCT, HAS_MOSAIC
 from quire.ops.weights.coded import Coded
 from quire.ops.weights.few_rows import FewRows, FewRowsIn, NormalRows
 from quire.ops.weights.four_bits import FourBits
 from quire.ops.weights.rounded_rows import Activation, BlockRows, CodeProduct, RoundedRows, Rows
 
 CODE = jnp.float8_e4m3fn
-log = logging.getLogger(__name__)
-
-
-@cache
-def _few_rows() -> Any | None:
-    """The module of products with few rows in e4m3."""
-    if not HAS_CODE_PRODUCT:
-        return None
-    try:
-        from quire.ops.gpu.hopper import code_product
-    except ImportError as error:  # before 0.11 JAX has it with absl-py
-        log.info("this JAX has no products of few rows in e4m3 (%s): XLA's run in their place", error)
-        return None
-    return code_product
 
 
 @partial(jax.jit, static_argnums=2)
 def multiply_codes(rows: jax.Array, matrix: jax.Array, dtype: Any, scales: jax.Array | None = None) -> jax.Array:
-    module = _few_rows()
-    assert module is not None
-    out: jax.Array = module.code_product(rows, matrix, dtype, scales)
+    from quire.ops.gpu.hopper.code_product import code_product
+
+    out: jax.Array = code_product(rows, matrix, dtype, scales)
     return out
 
 
 def has_blocks(num_rows: int, codes: jax.Array, num_contracted: int) -> bool:
     outputs, inputs = prod(codes.shape[:-num_contracted]), prod(codes.shape[-num_contracted:])
-    if codes.dtype != CODE or (module := _few_rows()) is None:
+    if codes.dtype != CODE:
         return False
-    return module.blocks_of(num_rows, outputs, inputs) is not None
+    from quire.ops.gpu.hopper.code_product import blocks_of
+
+    return blocks_of(num_rows, outputs, inputs) is not None
 
 
 def meets_few_rows(num_rows: int, dtype: Any, weight: Any) -> bool:
     """True if there is a kernel for so few rows of this type, which stay as they are."""
-    if not HAS_MOSAIC or not isinstance(weight, FourBits | Coded):
+    if not isinstance(weight, FourBits | Coded):
         return False
     if isinstance(weight, Coded) and not weight.takes_rows_as_they_are(num_rows, CODE_PRODUCT):
         return False
@@ -85,7 +71,7 @@ def _apart(rows: FewRowsIn) -> tuple[jax.Array, Any]:
 
 def gated_product(activation: Activation, x: Rows, gate_up: Any, down: Any) -> Rows | None:
     """`GatedProduct` of few rows as they are, or of more in codes of e4m3."""
-    if not HAS_MOSAIC or activation is not jax.nn.silu:
+    if activation is not jax.nn.silu:
         return None
     if isinstance(x, RoundedRows):
         return _gated_codes(x, gate_up, down)
