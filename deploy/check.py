@@ -1,4 +1,5 @@
-"""`make check-deploy`: hadolint reads the Dockerfile, and what Kustomize makes of overlays follows Kubernetes' schemas.
+"""`make check-deploy`: hadolint reads the Dockerfile, what Kustomize makes of overlays follows Kubernetes' schemas, and
+workflows follow GitHub's.
 
 The pods of a LeaderWorkerSet, whose own schema is not Kubernetes', are checked as pods.
 """
@@ -20,6 +21,11 @@ VERSION = "1.37"
 def main() -> int:
     hadolint = Path(sys.executable).with_name("hadolint")
     faults = subprocess.run([hadolint, HERE.parent / "Dockerfile"], check=False).returncode
+    follows_schema = Path(sys.executable).with_name("check-jsonschema")
+    workflows = sorted((HERE.parent / ".github/workflows").glob("*.yml"))
+    faults += subprocess.run(
+        [follows_schema, "--builtin-schema", "vendor.github-workflows", *workflows], check=False
+    ).returncode
     for folder in sorted((HERE / "overlays").iterdir()):
         for document in yaml.safe_load_all(built(folder)):
             for resource in resources(document):
