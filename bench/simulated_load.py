@@ -19,7 +19,7 @@ from quire.core.limits import Limits
 from quire.core.plan import Kind, StepPlan, StepResult
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
-from quire.engine.limits.step_time import StepLoad
+from quire.engine.limits.step_times import StepLoad
 from quire.request import Request, SamplingParams
 
 H200_8B = "4200,12.5,0.033,21.9,0.0007"

@@ -23,8 +23,7 @@ from quire.core.limits import Limits
 from quire.core.plan import StepPlan, StepResult
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
-from quire.engine.limits.step_sizes import StepSizes
-from quire.engine.limits.step_time import StepLoad
+from quire.engine.limits.step_times import StepLoad
 from quire.executor.launch import num_sampling, split
 from quire.executor.programs.first_runs import FirstRuns
 from quire.executor.programs.ladder import StepShape
@@ -187,9 +186,8 @@ def measure(given: argparse.Namespace, seed: int, has_all: bool) -> Measured:
         device.have_all()
     scheduler = Scheduler(Limits(32, 27_648, 256, 256 + 8192, 8192, 8192), device.clock)
     engine = Engine(scheduler, device, 1, max_step_s=0.024, clock=device.clock)  # type: ignore[arg-type]
-    sizes = StepSizes(scheduler, lambda: device.programs.step_sizes)
-    sizes.update()
-    engine.observe(sizes)
+    engine.step_limits.step_sizes = lambda: device.programs.step_sizes
+    engine.step_limits.update_sizes()
     load = [one for one in arrivals(given.rate, given.seconds, 0.0, 1, seed) if one.at_s <= given.seconds]
     times: dict[int, list[float]] = {}
     left = load[::-1]

@@ -32,7 +32,7 @@ PROGRAMS = ("server", "cli", "ipc", "group", "peers", "llm")
 # Names that were replaced by the field's own words. They do not come back.
 REPLACED = {
     "Room": "StepBudget",
-    "Pace": "BurstLimit",
+    "Pace": "Bursts",
     "Appointments": "RetryReservations",
     "Guides": "GrammarMasks",
     "Leash": "SupervisorLink",

@@ -14,7 +14,7 @@ from quire.engine.executor import Executor, is_out_of_memory
 from quire.engine.fault_isolation import PROBE, FaultIsolation, targets_of
 from quire.engine.grammar_masks import GrammarMasks, Grammars, NoGrammars
 from quire.engine.group import Group
-from quire.engine.limits.step_limits import step_limits
+from quire.engine.limits.step_limits import StepLimits
 from quire.engine.observer import Judge, Observer, Observers, Step
 from quire.engine.outcome import Outcome
 from quire.engine.pages.sources import PageSources
@@ -67,8 +67,8 @@ class Engine:
         self._lookahead = lookahead
         self._steps = StepPipeline(executor, clock)
         self.adapters = LoadedAdapters(scheduler.adapters, lambda: self.executor, read_adapter)
-        for limit in step_limits(scheduler, max_burst_s, max_step_s):
-            self.observe(limit)
+        self.step_limits = StepLimits(scheduler, max_burst_s, max_step_s)
+        self.observe(self.step_limits)
         self._samples_left: dict[int, int] = {}  # by live request, the probe included
         self._check_begun_s: float | None = None  # of the device, or of a reset
         self._masks = GrammarMasks(grammars or NoGrammars(), clock)

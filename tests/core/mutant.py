@@ -25,7 +25,8 @@ STEP_BUILDER, PROMPTS = "core/step_builder.py", "core/prompt_planner.py"
 SNAPSHOTS, SAVES = "core/snapshots.py", "core/state_saves.py"
 HEAP, DEADLINES = "core/lazy_heap.py", "core/deadlines.py"
 ISOLATION, ENGINE, DRIVER = "engine/fault_isolation.py", "engine/engine.py", "engine/driver.py"
-MASKS, PIPELINE, STEP_TIME = "engine/grammar_masks.py", "engine/step_pipeline.py", "engine/limits/step_time.py"
+MASKS, PIPELINE = "engine/grammar_masks.py", "engine/step_pipeline.py"
+STEP_TIMES, STEP_LIMITS = "engine/limits/step_times.py", "engine/limits/step_limits.py"
 
 
 def apply(mutant: Mutant, source: str) -> str:

@@ -13,7 +13,8 @@ from tests.core.mutant import (
     PLANNER,
     SCHEDULER,
     STEP_BUILDER,
-    STEP_TIME,
+    STEP_LIMITS,
+    STEP_TIMES,
     Mutant,
 )
 
@@ -44,10 +45,17 @@ ENGINE_MUTANTS = (
     Mutant("the journal misses new requests", ISOLATION, "self._write_journal()", "pass", within="def step_launched"),
     Mutant("ended requests stay in the engine", ENGINE, "self._samples_left.pop(request_id, None)", "pass"),
     Mutant("a step takes the time of the one before", PIPELINE, "max(step.launched_s, self.last_end_s)", "0.0"),
-    Mutant("prompts starve beside slow decodes", STEP_TIME, "max(self._least, int(tokens))", "int(tokens)"),
-    Mutant("prompts beside decodes are never cut", STEP_TIME, "self._max_step_s, load), 2", "9e9, load), 2"),
-    Mutant("prompts are cut without a prediction", STEP_TIME, "self._max_step_s, load), 2", "0.0, load), 2"),
-    Mutant("one slow step is believed", STEP_TIME, "max(predicted_s, took_s, 1e-6)", "max(predicted_s, 1e-6)"),
+    Mutant("prompts starve beside slow decodes", STEP_LIMITS, "max(least, int(tokens))", "int(tokens)"),
+    Mutant("prompts beside decodes are never cut", STEP_LIMITS, "within(max_step_s, load), 2", "within(9e9, load), 2"),
+    Mutant("prompts are cut without a prediction", STEP_LIMITS, "within(max_step_s, load), 2", "within(0.0, load), 2"),
+    Mutant("waits for pages count as computing", STEP_TIMES, "step.took_s - step.copies_waited_s", "step.took_s"),
+    Mutant(
+        "bursts stay away once one took too long",
+        STEP_LIMITS,
+        "return Bursts(are_short=True)",
+        "return Bursts(self.are_allowed, are_short=True)",
+    ),
+    Mutant("one slow step is believed", STEP_TIMES, "max(predicted_s, took_s, 1e-6)", "max(predicted_s, 1e-6)"),
     Mutant("a failed port keeps its requests", DRIVER, "            port.close()", "            pass"),
     Mutant("requests are not told of a defect", DRIVER, "self._fail_everyone(self._failure)", "pass"),
     # Grammars

@@ -7,7 +7,6 @@ from quire.core.limits import Limits
 from quire.core.scheduler import Scheduler
 from quire.engine.building.built import Built
 from quire.engine.engine import Engine
-from quire.engine.limits.step_sizes import StepSizes
 from quire.request import Request
 from tests.fake_executor import FakeExecutor
 
@@ -17,7 +16,7 @@ def test_prompts_are_cut_for_the_sizes_that_there_were_when_the_last_step_ended(
     scheduler = Scheduler(limits, lambda: 0.0)
     engine = Engine(scheduler, FakeExecutor(400, 4, 4), lookahead=0)
     there: tuple[int, ...] = (256, 1024)
-    engine.observe(StepSizes(scheduler, lambda: there))
+    engine.step_limits.step_sizes = lambda: there
     steps = []
     for number in range(4):
         engine.add(Request(number, (number, *range(10, 40)) * 10, max_tokens=1))  # 310 tokens

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from quire.engine.limits.read_pace import TRY_AGAIN_S, ReadPace
+from quire.engine.pages.folder_source import TRY_AGAIN_S, ReadTimes
 from quire.ipc.messages import Abort, Submit
 from quire.page_folder.page_folder import SUBFOLDER, PageFolder
 from tests.core.harness import request as new_request
@@ -248,13 +248,13 @@ def test_a_late_read_tells_how_slow_the_disk_is_but_not_one_that_never_began(eng
             release.wait(WAIT_S)
             return super().read(page)
 
-    class Noted(ReadPace):
-        def note_read(self, num_pages, took_s):
+    class Noted(ReadTimes):
+        def measure(self, num_pages, took_s):
             noted.append(num_pages)
             assert took_s > 0
 
     second = engines(folder=folder_of(tmp_path, kind=Stuck))
-    second.source._pace = Noted(time.monotonic)
+    second.source.read_times = Noted(time.monotonic)
     asked = [second.submit(LONG), second.submit(other)]
     assert entered.wait(WAIT_S)
     wait_until(lambda: len(second.source._under_way) == 2)
@@ -367,22 +367,33 @@ def test_two_engines_share_a_folder(engines, tmp_path):
         assert count(one, "write_errors") == count(one, "removed_corrupt") == 0
 
 
-class Now:
-    def __init__(self) -> None:
-        self.s = 0.0
+def test_a_disk_that_was_slow_is_tried_again():
+    now = [0.0]
+    times = ReadTimes(lambda: now[0])
+    assert times.page_s is None
+    times.measure(num_pages=10, took_s=1.0)
+    times.measure(num_pages=10, took_s=2.0)
+    assert times.page_s == pytest.approx(0.125)
+    now[0] = TRY_AGAIN_S + 1
+    assert times.page_s is None
 
-    def __call__(self) -> float:
-        return self.s
 
+@pytest.mark.parametrize(
+    ("computing_s", "is_read"),
+    [(None, True), (0.0, False), (1e9, True)],
+    ids=["not known", "sooner than reading", "later than reading"],
+)
+def test_pages_are_read_where_that_is_sooner_than_computing(engines, tmp_path, computing_s, is_read):
+    first = engines(folder=folder_of(tmp_path))
+    written(first)
+    asked = []
 
-def test_pages_are_read_where_that_is_sooner_than_computing():
-    now = Now()
-    pace = ReadPace(now)
-    assert not pace.is_slower(10, 160), "nothing is known"
-    pace.note_read(num_pages=10, took_s=1.0)
-    assert not pace.is_slower(10, 160)
-    pace._step_s, pace._step_tokens = 1.0, 1000.0
-    assert pace.is_slower(10, 160), "1 s to read, 0.16 s to compute"
-    assert not pace.is_slower(1, 160)
-    now.s = TRY_AGAIN_S + 1
-    assert not pace.is_slower(10, 160), "the disk may be faster now"
+    def compute_s(num_tokens, num_cached):
+        asked.append((num_tokens, num_cached))
+        return computing_s
+
+    second = engines(folder=folder_of(tmp_path), compute_s=compute_s)
+    second.source.read_times.measure(num_pages=1, took_s=0.001)
+    check(second)
+    assert count(second, "reads_found" if is_read else "reads_slower") == 1
+    assert asked == [(40, 0)], "ten pages of four tokens, of which none is cached"

@@ -36,9 +36,18 @@ class PeerEngine:
     """A running engine: one that answers listens, one that asks has the endpoints of others."""
 
     def __init__(
-        self, *endpoints, answers=False, adapters=(), timeout_s=WAIT_S, before_result=None, folder=None, **changes
+        self,
+        *endpoints,
+        answers=False,
+        adapters=(),
+        timeout_s=WAIT_S,
+        before_result=None,
+        folder=None,
+        compute_s=lambda num_tokens, num_cached: None,
+        **changes,
     ) -> None:
-        """`folder`: a folder of files for its pages, as `folder_of` makes it."""
+        """`folder`: a folder of files for its pages, as `folder_of` makes it. `compute_s`: the time to compute tokens
+        of a prompt."""
         chosen = limits(
             **(
                 {"num_pages": 100, "max_batch_size": 8, "max_sequence_tokens": 200, "host_pages": 120, "max_loras": 2}
@@ -69,7 +78,7 @@ class PeerEngine:
             self.engine.page_sources.ask(PageTraffic(source, store, form, digest_of))
         if folder is not None:
             folder.scan()
-            self.source = FolderSource(folder, store, form, timeout_s=timeout_s)
+            self.source = FolderSource(folder, store, form, compute_s, timeout_s)
             saves = FolderSaves(folder, store, form.page_bytes, digest_of, max_bytes_per_s=2**40)
             self.engine.page_sources.keep(FolderTraffic(folder, self.source, saves, store, form, digest_of))
         self.driver = Driver(self.engine)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from quire.engine.building.deployment import Deployment
 from quire.engine.engine import Engine
-from quire.engine.limits.step_sizes import StepSizes
 from quire.executor.executor import JaxExecutor
 
 
@@ -19,15 +18,15 @@ class Built:
         """Compile the programs, telling the share done. Afterwards the scheduler knows the good sizes of steps. Where
         it is left off, the rest is done while the engine is idle, and prompts are cut for the programs that there
         are."""
-        sizes = StepSizes(self.engine.scheduler, lambda: self.executor.programs.step_sizes)
-        self.engine.observe(sizes)
+        limits = self.engine.step_limits
+        limits.step_sizes = lambda: self.executor.programs.step_sizes
 
         def warm_up_more() -> float | None:
             wait_s = self.executor.warm_up_more()
-            sizes.update()
+            limits.update_sizes()
             return wait_s
 
         self.engine.idle_work = warm_up_more
         yield from self.executor.warm_up()
         self.engine.idle_work = None
-        sizes.update()
+        limits.update_sizes()

@@ -9,7 +9,6 @@ from quire.engine.building.built import Built
 from quire.engine.building.deployment import Deployment
 from quire.engine.building.group import weight_paths
 from quire.engine.building.peers import page_form, peer_facts
-from quire.engine.limits.read_pace import ReadPace
 from quire.engine.pages.folder_saves import FolderSaves
 from quire.engine.pages.folder_source import FolderSource
 from quire.engine.pages.folder_traffic import FolderTraffic
@@ -40,9 +39,10 @@ def keep_pages(built: Built, settings: FolderSettings) -> None:
     scan.start()
     scan.join(SCAN_S)  # a slow disk is not waited for: its pages are found later
     store = PageStore(engine.scheduler, lambda: engine.executor, form)
-    pace, digest_of = ReadPace(engine.clock), engine.adapters.digest_of
-    engine.observe(pace)
-    source = FolderSource(folder, store, form, pace)
+    digest_of, step_tokens = engine.adapters.digest_of, engine.scheduler.limits.max_batch_prefill_tokens
+    source = FolderSource(
+        folder, store, form, lambda tokens, cached: engine.step_limits.times.prompt_s(tokens, cached, step_tokens)
+    )
     saves = FolderSaves(folder, store, form.page_bytes, digest_of, settings.cache_folder_write_mib_s * 2**20)
     engine.page_sources.keep(FolderTraffic(folder, source, saves, store, form, digest_of))
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from typing import Any
 
-from quire.engine.limits.read_pace import ReadPace
 from quire.engine.pages.traffic import Store, within_s
 from quire.page_folder.page_folder import PageFolder
 from quire.peers.bundle import PageBundle, PageForm, PageRange, longest_range
@@ -23,6 +22,8 @@ TIMEOUT_S = 10.0  # to read the pages of a prompt; then it is computed
 MAX_READ_BYTES = 2 * 2**30  # of pages that come, or wait to be entered; one prompt alone may have more
 READERS = max(1, min(4, num_processors() // 2))  # threads that read files and check them
 ROWS_AT_ONCE = 16 * READERS  # between two looks whether they are still wanted
+LAST_SHARE = 0.25  # of the newest read in the mean time of a page
+TRY_AGAIN_S = 600.0  # after which the time of a page counts as unknown
 # Outcomes. After all but the first two the prompt is computed.
 FOUND, WAITED = "found", "waited"  # the latter: another request brought the pages
 LATE, CANCELLED, DAMAGED = "late", "cancelled", "damaged"
@@ -41,6 +42,25 @@ class FolderRead(PageArrival):
         super().inserted()
         with contextlib.suppress(InvalidStateError):
             self.is_inserted.set_result(None)
+
+
+class ReadTimes:
+    """The time that a page takes to be read. Written by the thread that reads."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._page_s: float | None = None
+        self._read_at_s = 0.0
+
+    def measure(self, num_pages: int, took_s: float) -> None:
+        page_s, before = took_s / num_pages, self._page_s
+        self._page_s = page_s if before is None else before + LAST_SHARE * (page_s - before)
+        self._read_at_s = self._clock()
+
+    @property
+    def page_s(self) -> float | None:
+        """None where nothing was read for some time."""
+        return None if self._clock() - self._read_at_s > TRY_AGAIN_S else self._page_s
 
 
 class FolderWait:
@@ -65,14 +85,17 @@ class FolderSource:
         folder: PageFolder,
         store: Store,
         form: PageForm,
-        pace: ReadPace | None = None,
+        compute_s: Callable[[int, int], float | None] = lambda num_tokens, num_cached: None,
         timeout_s: float = TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Without `pace` pages are read however long it takes to compute them."""
+        """`compute_s`: the time to compute tokens after those that are cached; None while it is not known, and pages
+        are read then."""
         self._folder = folder
         self._store = store
         self._form = form
-        self._pace = pace
+        self._compute_s = compute_s
+        self.read_times = ReadTimes(clock)
         self._timeout_s = timeout_s
         self._prompts = ThreadPoolExecutor(1, "quire-folder")
         self._files = ThreadPoolExecutor(READERS, "quire-folder-read")
@@ -114,8 +137,10 @@ class FolderSource:
             return STUCK
         if self._read_bytes and self._read_bytes + pages.num_pages * self._form.page_bytes > MAX_READ_BYTES:
             return FULL
-        num_tokens = (pages.end - first) * self._form.page_size
-        return SLOWER if self._pace is not None and self._pace.is_slower(pages.num_pages, num_tokens) else None
+        size, page_s = self._form.page_size, self.read_times.page_s
+        compute_s = self._compute_s((pages.end - first) * size, first * size)
+        is_slower = page_s is not None and compute_s is not None and pages.num_pages * page_s > compute_s
+        return SLOWER if is_slower else None
 
     def _read(self, names: Sequence[bytes], pages: PageRange, first: int, limit_s: float) -> FolderRead:
         num_bytes = pages.num_pages * self._form.page_bytes
@@ -166,8 +191,7 @@ class FolderSource:
         while pages.end > first:
             missing = [row for row in pages.rows() if row not in found]
             if not missing:
-                if self._pace is not None:
-                    self._pace.note_read(len(found), time.monotonic() - begun_s)
+                self.read_times.measure(len(found), time.monotonic() - begun_s)
                 return PageBundle(pages, self._together(found, pages))
             rows = missing[:ROWS_AT_ONCE]
             read_all = self._files.map(lambda row: self._folder.read((names[row[0]], row[1])), rows)
@@ -176,8 +200,8 @@ class FolderSource:
                     failed.add(row)
                 else:
                     found[row] = data
-            if read.is_late and self._pace is not None:
-                self._pace.note_read(max(1, len(found)), time.monotonic() - begun_s)
+            if read.is_late:
+                self.read_times.measure(max(1, len(found)), time.monotonic() - begun_s)
             if read.is_late or read.is_cancelled:
                 return None
             if failed:

@@ -7,7 +7,8 @@ import pytest
 from quire.core.plan import StepPlan
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
-from quire.engine.limits.step_time import MIN_PREFILL_TOKENS, StepLoad, StepTimeModel
+from quire.engine.limits.step_limits import MIN_PREFILL_TOKENS
+from quire.engine.limits.step_times import LinearTime, StepLoad
 from tests.core.harness import limits, request
 from tests.fake_executor import FakeExecutor
 
@@ -31,7 +32,7 @@ def loads(count: int, seed: int = 0) -> list[StepLoad]:
     return made
 
 
-def error_of(model: StepTimeModel, machine: tuple[float, ...]) -> float:
+def error_of(model: LinearTime, machine: tuple[float, ...]) -> float:
     """The mean error of predictions for steps that it has not seen, as a share of their time."""
     unseen = loads(100, seed=99)
     return sum(abs(model.predict(one) / time_of(machine, one) - 1) for one in unseen) / len(unseen)
@@ -40,21 +41,21 @@ def error_of(model: StepTimeModel, machine: tuple[float, ...]) -> float:
 @pytest.mark.parametrize("machine", [GPU, CPU])
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_times_are_predicted_after_a_few_hundred_steps(machine, noise):
-    model, chance = StepTimeModel(), random.Random(1)
+    model, chance = LinearTime(), random.Random(1)
     for load in loads(400):
         model.measure(load, time_of(machine, load) * (1 + chance.uniform(-noise, noise)))
     assert error_of(model, machine) < 0.1
 
 
 def test_twenty_steps_are_enough_for_an_estimate():
-    model = StepTimeModel()
+    model = LinearTime()
     for load in loads(20):
         model.measure(load, time_of(GPU, load))
     assert error_of(model, GPU) < 0.4
 
 
 def test_a_step_that_stood_still_changes_little():
-    model = StepTimeModel()
+    model = LinearTime()
     for load in loads(300):
         model.measure(load, time_of(GPU, load))
     load = StepLoad(32, 32_000, 500, 250_000)
@@ -68,7 +69,7 @@ def test_a_step_that_stood_still_changes_little():
 
 def test_two_steps_whose_results_arrive_together_are_no_fast_step():
     """The host was late for the first: it seems to have taken the time of both, and the second none."""
-    model, chance = StepTimeModel(), random.Random(3)
+    model, chance = LinearTime(), random.Random(3)
     late_s = 0.0
     for load in loads(600):
         took_s = time_of(GPU, load)
@@ -84,7 +85,7 @@ def test_two_steps_whose_results_arrive_together_are_no_fast_step():
 
 
 def test_predictions_follow_a_machine_that_becomes_slower():
-    model = StepTimeModel()
+    model = LinearTime()
     slower = tuple(2 * seconds for seconds in GPU)
     for load in loads(300):
         model.measure(load, time_of(GPU, load))
@@ -94,7 +95,7 @@ def test_predictions_follow_a_machine_that_becomes_slower():
 
 
 def test_hours_of_decodes_alone_leave_what_is_known_of_prompts():
-    model = StepTimeModel()
+    model = LinearTime()
     for load in loads(300):
         model.measure(load, time_of(GPU, load))
     decodes = StepLoad(8, 8000)
@@ -105,7 +106,7 @@ def test_hours_of_decodes_alone_leave_what_is_known_of_prompts():
 
 
 def test_the_tokens_that_fit_into_a_time_are_predicted_to_take_it():
-    model = StepTimeModel()
+    model = LinearTime()
     for load in loads(400):
         model.measure(load, time_of(GPU, load))
     beside = StepLoad(32, 32_000, 100, 100 * 700)

@@ -2,7 +2,7 @@
 
 from quire.core.plan import Chunk, Kind
 from quire.core.scheduler import Scheduler
-from quire.engine.limits.step_time import BurstLimit
+from quire.engine.limits.step_limits import StepLimits
 from quire.engine.observer import Step
 from tests.core.harness import limits
 from tests.fake_executor import plan_of
@@ -13,7 +13,7 @@ class Steps:
 
     def __init__(self, max_burst_s: float) -> None:
         self.scheduler = Scheduler(limits(max_burst=4), lambda: 0.0)
-        self.limit = BurstLimit(self.scheduler, max_burst_s)
+        self.limit = StepLimits(self.scheduler, max_burst_s, max_step_s=0.0)
 
     def run(
         self,

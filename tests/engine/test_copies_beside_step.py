@@ -6,9 +6,8 @@ import pytest
 
 from quire.core.plan import Chunk, Kind, PageCopy, Place, Tier
 from quire.core.scheduler import Scheduler
-from quire.engine.limits.restore_limit import RestoreLimit
-from quire.engine.limits.restore_pace import BLOCK, FEW_PAGES, RestorePace
-from quire.engine.limits.step_limits import step_limits
+from quire.engine.limits.restores import BLOCK, FEW_PAGES
+from quire.engine.limits.step_limits import StepLimits
 from quire.engine.observer import Step
 from quire.executor.host.pinned_pages import BLOCK_PAGES
 from tests.core.harness import limits
@@ -24,7 +23,7 @@ class Steps:
         groups = (None,) * num_groups
         chosen = limits(host_pages=1000, max_page_restores=MOST, restores_ahead=True, page_groups=groups)
         self.scheduler = Scheduler(chosen, lambda: 0.0)
-        self.pace = RestorePace(self.scheduler)
+        self.limits = StepLimits(self.scheduler, max_burst_s=0.01, max_step_s=0.0)
 
     @property
     def allowed(self) -> int:
@@ -35,7 +34,7 @@ class Steps:
         plan = plan_of(1, (Chunk(1, 0, 0, 0, kind, 5, 1, (), True),), copies=copies)
         waited_s = max(0.0, num_restored * page_s - computed_s)
         took_s = computed_s + waited_s
-        self.pace.step_ended(Step(plan, 0.0, 0.0, took_s=took_s, copies_waited_s=waited_s, **changes))  # type: ignore[arg-type]
+        self.limits.step_ended(Step(plan, 0.0, 0.0, took_s=took_s, copies_waited_s=waited_s, **changes))  # type: ignore[arg-type]
         return took_s
 
 
@@ -150,9 +149,3 @@ def test_one_step_lowers_the_pace_to_half_at_most() -> None:
 
 def test_the_pace_is_in_blocks_of_the_executor() -> None:
     assert BLOCK == BLOCK_PAGES
-
-
-@pytest.mark.parametrize(("ahead", "kind"), [(True, RestorePace), (False, RestoreLimit)])
-def test_the_pace_is_for_devices_that_copy_beside_their_computation(ahead: bool, kind: type) -> None:
-    scheduler = Scheduler(limits(host_pages=9, restores_ahead=ahead), lambda: 0.0)
-    assert [type(one) for one in step_limits(scheduler, 0.01, 0.0)] == [kind]

@@ -3,8 +3,9 @@
 import random
 
 from quire.core.plan import Chunk, Kind
-from quire.core.step_budget import StepBudget
-from quire.engine.limits.guess_cost import HALVED_STEPS, MAX_COST, GuessCost
+from quire.core.scheduler import Scheduler
+from quire.engine.limits.guess_costs import HALVED_STEPS, MAX_COST
+from quire.engine.limits.step_limits import StepLimits
 from quire.engine.observer import Step
 from tests.core.harness import limits
 from tests.fake_executor import plan_of
@@ -12,9 +13,10 @@ from tests.fake_executor import plan_of
 
 class Steps:
     def __init__(self, fixed_tokens: float) -> None:
-        self.budget = StepBudget(limits())
+        scheduler = Scheduler(limits(max_guesses=3), lambda: 0.0)
+        self.budget = scheduler.budget
         self.budget.fixed_tokens = fixed_tokens
-        self.cost = GuessCost(self.budget)
+        self.limits = StepLimits(scheduler, max_burst_s=0.01, max_step_s=0.0)
 
     def run(
         self,
@@ -28,7 +30,7 @@ class Steps:
         chunks = [Chunk(1, 0, 0, 0, kind, 5, num_tokens, (), True)]
         if forced_after:
             chunks.append(Chunk(2, 0, 0, 1, Kind.FORCED, 5, forced_after, (), True))
-        self.cost.step_ended(Step(plan_of(1, chunks, burst=burst), 0.0, 0.0, took_s=took_s, error=error))
+        self.limits.step_ended(Step(plan_of(1, chunks, burst=burst), 0.0, 0.0, took_s=took_s, error=error))
 
 
 def test_the_tokens_that_a_step_costs_are_found_in_noise() -> None:
