@@ -11,7 +11,7 @@ import pytest
 import quire
 
 PACKAGE = Path(quire.__file__).parent
-GROUND = frozenset({"errors", "reach", "request", "retry_reservations", "seeds", "settings"})
+GROUND = frozenset({"errors", "layer_kind", "reach", "request", "retry_reservations", "seeds", "settings"})
 OWN_FILES = frozenset({"files.cache_folder", "files.regular_file"})  # how files of one's own are kept and read
 
 # The server's floors, each above those that it may import. What every API needs of HTTP lies below the APIs.

@@ -1,8 +1,8 @@
 """The state that each kind of layer keeps between steps: shape, dtype, bytes, sharding and empty value.
 
-Each kind of layer has an entry in one of two tables. `PAGED` has those that keep something of each position, in pages.
-`SLOTTED` has those whose state belongs to a slot and has one size, however long the sequence is: a slot's rows count
-from its sequence's first position on, so they are not zeroed when a slot starts.
+Each kind of layer has an entry in `ARRAYS`. Some keep something of each position, in pages. The state of others belongs
+to a slot and has one size, however long the sequence is: a slot's rows count from its sequence's first position on, so
+they are not zeroed when a slot starts.
 """
 
 from collections import Counter
@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from quire.models.model import LayerSpec
-from quire.ops.attention.spec import AttentionSpec, is_latent
+from quire.layer_kind import ATTENTION
+from quire.ops.attention.spec import AttentionSpec
+from quire.ops.layer_spec import LayerSpec, LayerState
 from quire.ops.native import library
 from quire.ops.native.zeros import zeros as lazy_zeros
 from quire.ops.pages import CodedPages, is_coded
-from quire.ops.recurrence import RecurrentState
-from quire.ops.recurrent_spec import RecurrentSpec
+from quire.ops.recurrence import RecurrentSpec
 from quire.ops.sharding import PAGE_AXES, PAGE_SCALE_AXES, sharding
 from quire.ops.slot_access import SlotAccess
 from quire.reach import ChunkReach, Reach, in_tokens, in_words, most_read
@@ -68,11 +68,11 @@ class PageLayout:
 
     def structure(self, num_pages: int) -> list[PageArrays]:
         """The shapes, dtypes and shardings of the page arrays."""
-        return [PAGED[type(spec)](self, spec, num_pages) for spec in self.specs]
+        return [ARRAYS[type(spec)](self, spec, num_pages) for spec in self.specs]
 
     def slot_structure(self, num_slots: int) -> list[SlotArrays]:
         """Those of the arrays of so many slots, and of one more for padding."""
-        return [SLOTTED[type(spec)](self, spec, num_slots + 1) for spec in self.slot_specs]
+        return [ARRAYS[type(spec)](self, spec, num_slots + 1) for spec in self.slot_specs]
 
     @property
     def is_lazy(self) -> bool:
@@ -120,18 +120,21 @@ class PageLayout:
     @property
     def kinds(self) -> list[tuple[str, int, int, str]]:
         """For each kind of layer its name, number, bytes on one device, and the unit that has these bytes."""
-        found = []
+        entries = []
         paged = [place for place in self.places if isinstance(place, LayerPlace)]
         for reach in sorted(set(self.groups), key=_size):
             arrays = [place.array for place in paged if self.groups[place.group] == reach]
             structure = self.structure(1)
             num_bytes = _bytes_of_one_device([structure[array] for array in arrays]) // self.page_size
-            full = "latent attention" if any(is_latent(self.specs[array]) for array in arrays) else "full attention"
-            name = full if reach is None else f"attention over {in_tokens(reach)}"
-            found.append((name, len(arrays), num_bytes, "token"))
-        if self.slot_specs:
-            found.append(("recurrent", len(self.slot_specs), self.slot_bytes, "sequence"))
-        return found
+            kind = self.specs[arrays[0]].kind
+            full = "full attention" if kind is ATTENTION else kind.name
+            name = full if reach is None else f"{kind.name} over {in_tokens(reach)}"
+            entries.append((name, len(arrays), num_bytes, "token"))
+        for kind in dict.fromkeys(spec.kind for spec in self.slot_specs):
+            specs = [spec for spec in self.slot_specs if spec.kind == kind]
+            num_bytes = _bytes_of_one_device([ARRAYS[type(spec)](self, spec, 1) for spec in specs])
+            entries.append((kind.name, len(specs), num_bytes, "sequence"))
+        return entries
 
     @property
     def rules(self) -> str:
@@ -175,8 +178,11 @@ def _inputs_and_matrices(layout: PageLayout, spec: RecurrentSpec, rows: int) -> 
     )
 
 
-PAGED: dict[type, Callable[[PageLayout, Any, int], PageArrays]] = {AttentionSpec: _keys_and_values}
-SLOTTED: dict[type, Callable[[PageLayout, Any, int], SlotArrays]] = {RecurrentSpec: _inputs_and_matrices}
+# The shapes of a layer's arrays, given the number of pages, or of rows of slots.
+ARRAYS: dict[type[LayerSpec], Callable[[PageLayout, Any, int], Any]] = {
+    AttentionSpec: _keys_and_values,
+    RecurrentSpec: _inputs_and_matrices,
+}
 
 
 def page_layout(
@@ -193,19 +199,19 @@ def page_layout(
     A window or a chunk of at least `max_sequence_tokens` is none. Layers of different shapes are one group. At
     least one layer has pages.
     """
-    paged = [spec for spec in layers if type(spec) in PAGED]
+    paged = [spec for spec in layers if spec.kind.in_pages]
     layout = _paged_layout(paged, page_size, max_sequence_tokens, dtype, mesh, max_groups)
-    slotted = [spec for spec in layers if type(spec) in SLOTTED]
+    slotted = [spec for spec in layers if not spec.kind.in_pages]
     pages, slots = iter(layout.places), iter(range(len(slotted)))
-    places = [next(pages) if type(spec) in PAGED else SlotPlace(next(slots)) for spec in layers]
+    places = [next(pages) if spec.kind.in_pages else SlotPlace(next(slots)) for spec in layers]
     page_dtype = None if page_dtype is None else jnp.dtype(page_dtype)
     return replace(layout, places=tuple(places), slot_specs=tuple(slotted), page_dtype=page_dtype)
 
 
 def _paged_layout(
-    layers: Sequence[Any], page_size: int, longest: int, dtype: Any, mesh: Mesh | None, max_groups: int
+    layers: Sequence[LayerSpec], page_size: int, longest: int, dtype: Any, mesh: Mesh | None, max_groups: int
 ) -> PageLayout:
-    reaches = [_reach(spec, longest) for spec in layers]
+    reaches = [spec.reach(longest) for spec in layers]
     together = PageLayout(
         page_size,
         jnp.dtype(dtype),
@@ -224,13 +230,6 @@ def _paged_layout(
         return len(layout.specs) * positions, len(layout.groups)
 
     return min((layout for layout in candidates if len(layout.groups) <= max_groups), key=cost)
-
-
-def _reach(spec: AttentionSpec, longest: int) -> Reach:
-    """The positions that a layer reads in sequences of at most `longest`."""
-    if spec.chunk is not None:
-        return None if spec.chunk >= longest else ChunkReach(max(spec.chunk, 2))
-    return None if spec.window is None or spec.window >= longest else max(spec.window, 2)
 
 
 def _reach_of_all(reaches: Sequence[Reach]) -> Reach:
@@ -264,13 +263,6 @@ def _divided(together: PageLayout, reaches: Sequence[Reach], size: int) -> PageL
     )
 
 
-class PagedState(NamedTuple):
-    """The state of a layer during a step: its pages, and what its group's page tables say about the step's tokens."""
-
-    pages: PageArrays
-    access: Any
-
-
 @dataclass(frozen=True)
 class PagedStates:
     """`LayerStates` over the arrays of a layout. `access` has an entry per group."""
@@ -281,20 +273,15 @@ class PagedStates:
     slot_arrays: Sequence[SlotArrays] = ()
     slot_access: SlotAccess | None = None  # where there are slot arrays
 
-    def get(self, layer: int) -> PagedState | RecurrentState:
+    def get(self, layer: int) -> LayerState:
         place = self.layout.places[layer]
         if isinstance(place, LayerPlace):
-            return PagedState(self.arrays[place.array], self.access[place.group])
-        assert self.slot_access is not None
-        inputs, matrices = self.slot_arrays[place.array]
-        return RecurrentState(inputs, matrices, self.slot_access)
+            return LayerState(self.arrays[place.array], self.access[place.group])
+        return LayerState(self.slot_arrays[place.array], self.slot_access)
 
-    def put(self, layer: int, state: PagedState | RecurrentState) -> "PagedStates":
+    def put(self, layer: int, state: LayerState) -> "PagedStates":
         place = self.layout.places[layer]
-        if isinstance(state, PagedState):
-            arrays = list(self.arrays)
-            arrays[place.array] = state.pages
-            return replace(self, arrays=arrays)
-        slot_arrays = list(self.slot_arrays)
-        slot_arrays[place.array] = state.inputs, state.matrices
-        return replace(self, slot_arrays=slot_arrays)
+        in_pages = isinstance(place, LayerPlace)
+        arrays = list(self.arrays if in_pages else self.slot_arrays)
+        arrays[place.array] = state.arrays
+        return replace(self, arrays=arrays) if in_pages else replace(self, slot_arrays=arrays)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from quire.executor.draft.guesses import positions_of, with_accepted
 from quire.executor.launch import Inputs, fields, num_sample_fields, num_single
-from quire.executor.layer_state import PagedState, PagedStates, PageLayout
+from quire.executor.layer_state import PagedStates, PageLayout
 from quire.executor.programs.ladder import StepShape
 from quire.executor.sample.sampler import Features, Sampled, describe, sample
 from quire.executor.shapes import Shapes
@@ -23,6 +23,7 @@ from quire.models.params import ParamTree
 from quire.ops.attention.heads import Heads
 from quire.ops.attention.spec import AttentionSpec
 from quire.ops.attention.step_attention import Kernels, step_attention
+from quire.ops.layer_spec import LayerState
 from quire.ops.norms import Norms
 from quire.ops.pages import TILE, PageAccess, Segments, SharedPrefixes, Tiles, write_targets
 from quire.ops.recurrence import RecurrentOps
@@ -201,9 +202,9 @@ def _access(compiled: Compiled, slots: Slots, tokens: StepTokens, group: int) ->
 
 
 def _ops(kernels: Kernels, norms: Norms, positions: jax.Array) -> PlatformOps:
-    def attend(spec: AttentionSpec, heads: Heads, state: PagedState) -> tuple[Rows, PagedState]:
-        out, pages = step_attention(kernels, spec, heads, state.pages, state.access)
-        return out, state._replace(pages=pages)
+    def attend(spec: AttentionSpec, heads: Heads, state: LayerState) -> tuple[Rows, LayerState]:
+        out, pages = step_attention(kernels, spec, heads, state.arrays, state.access)
+        return out, state._replace(arrays=pages)
 
     recurrent = RecurrentOps(kernels.recurrent)
     others = kernels.adapter_product, recurrent, kernels.experts, kernels.rounding

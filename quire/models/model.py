@@ -6,12 +6,7 @@ import jax
 
 from quire.models.context import LayerStates, PlatformOps, TokenContext
 from quire.models.params import ParamTree
-from quire.ops.attention.spec import AttentionSpec
-from quire.ops.recurrent_spec import RecurrentSpec
-
-# The constants of a layer, by kind. A next kind is another type of this union, and an entry in
-# `executor/layer_state.py` for the state that it keeps between steps.
-LayerSpec = AttentionSpec | RecurrentSpec
+from quire.ops.layer_spec import LayerSpec
 
 States = TypeVar("States", bound=LayerStates)
 

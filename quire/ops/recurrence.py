@@ -5,21 +5,39 @@ times its rate; with the delta rule, its value less what S has for its key. Its 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from quire.layer_kind import RECURRENT, LayerKind
+from quire.ops.layer_spec import LayerSpec, LayerState
 from quire.ops.pages import TILE, Tiles
 from quire.ops.slot_access import SlotAccess
 
 
-class RecurrentState(NamedTuple):
-    """The state of a layer during a step. The rows are those of slots, and a last one for padding."""
+@dataclass(frozen=True)
+class RecurrentSpec(LayerSpec):
+    """The constants of a layer whose state has one size, however long its sequence is.
 
-    inputs: jax.Array  # [slots + 1, taps - 1, k, c]: those of the convolution, the last ones
-    matrices: jax.Array  # float32 [slots + 1, k, g, key_dim, value_dim]
-    access: SlotAccess
+    It has `key_heads` keys and queries, each with `group` heads of values. The state of a head is a matrix
+    [key_dim, value_dim], in float32. Before that the `channels` of each key head go through a causal convolution over
+    the last `taps` tokens, of which the layer keeps the inputs of all but the last. Where it `corrects` itself, what
+    the matrix has for a key is taken from a value before it is added (the delta rule).
+    """
+
+    key_heads: int
+    group: int
+    key_dim: int
+    value_dim: int
+    channels: int
+    taps: int
+    corrects: bool
+
+    @property
+    def kind(self) -> LayerKind:
+        return RECURRENT
 
 
 class Recurrence(NamedTuple):
@@ -48,27 +66,33 @@ class RecurrentKernels(NamedTuple):
 
 
 class RecurrentOps(NamedTuple):
-    """The operations as models call them. Without a state the tokens are those of a whole sequence."""
+    """The operations as models call them. Without a state the tokens are those of a whole sequence.
+
+    The arrays of a state have a row for each slot, and a last one for padding: the last inputs of the convolution
+    [slots + 1, taps - 1, k, c], and the matrices, float32 [slots + 1, k, g, key_dim, value_dim].
+    """
 
     kernels: RecurrentKernels
 
     def convolve(
-        self, x: jax.Array, weight: jax.Array, bias: jax.Array | None, state: RecurrentState | None
-    ) -> tuple[jax.Array, RecurrentState | None]:
+        self, x: jax.Array, weight: jax.Array, bias: jax.Array | None, state: LayerState | None
+    ) -> tuple[jax.Array, LayerState | None]:
         """The causal convolution of x [t, k, c] by weight [k, c, taps], channel by channel; float32."""
         if state is None:
             return _convolved(x, weight, bias, lambda back: _shifted(x, back)), None
-        out, inputs = self.kernels.convolve(x, weight, bias, state.inputs, state.access)
-        return out, state._replace(inputs=inputs)
+        inputs, matrices = state.arrays
+        out, inputs = self.kernels.convolve(x, weight, bias, inputs, state.access)
+        return out, state._replace(arrays=(inputs, matrices))
 
     def recur(
-        self, corrects: bool, tokens: Recurrence, state: RecurrentState | None
-    ) -> tuple[jax.Array, RecurrentState | None]:
+        self, corrects: bool, tokens: Recurrence, state: LayerState | None
+    ) -> tuple[jax.Array, LayerState | None]:
         """The outputs [t, k, g, value_dim]."""
         if state is None:
             return recur_one_by_one(corrects, tokens), None
-        out, matrices = self.kernels.recur(corrects, tokens, state.matrices, state.access)
-        return out, state._replace(matrices=matrices)
+        inputs, matrices = state.arrays
+        out, matrices = self.kernels.recur(corrects, tokens, matrices, state.access)
+        return out, state._replace(arrays=(inputs, matrices))
 
 
 def convolve(

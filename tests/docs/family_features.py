@@ -11,7 +11,7 @@ from quire.models.params import Param
 from quire.models.parts.decoder import Decoder
 from quire.models.registry import FAMILIES, build_model
 from quire.ops.attention.spec import AttentionSpec
-from quire.ops.recurrent_spec import RecurrentSpec
+from quire.ops.recurrence import RecurrentSpec
 from quire.settings.config import Config
 from tests.models.cases import CASES
 

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from quire.executor.layer_state import LayerPlace, PagedState, PagedStates, PageLayout, SlotPlace, page_layout
-from quire.models.model import LayerSpec
+from quire.executor.layer_state import LayerPlace, PagedStates, PageLayout, SlotPlace, page_layout
 from quire.models.registry import build_model
 from quire.ops.attention.spec import AttentionSpec
-from quire.ops.recurrent_spec import RecurrentSpec
+from quire.ops.layer_spec import LayerSpec, LayerState
+from quire.ops.recurrence import RecurrentSpec
 from quire.reach import ChunkReach, Reach
 from tests.models.cases import CASES
 
@@ -94,9 +94,9 @@ def test_layers_of_several_groups_read_and_write_one_array_through_their_own_tab
     states = PagedStates(layout, [array], ["full", "window"])
     assert [states.get(layer).access for layer in (0, 1)] == ["window", "full"]
     written = jax.tree.map(lambda old: old + jnp.ones((), old.dtype), array)
-    after = states.put(0, PagedState(written, None))
-    assert after.get(1) == PagedState(written, "full")
-    assert states.get(1).pages is array
+    after = states.put(0, LayerState(written, None))
+    assert after.get(1) == LayerState(written, "full")
+    assert states.get(1).arrays is array
 
 
 def test_latent_attention_keeps_one_vector_of_each_token() -> None:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from quire.executor.layer_state import PagedState, PagedStates, page_layout
+from quire.executor.layer_state import PagedStates, page_layout
 from quire.files.tensor_source import TensorInfo
 from quire.models.checkpoint import leaves
 from quire.models.context import NoStates, PlatformOps, TokenContext
@@ -19,6 +19,7 @@ from quire.ops.attention.attention import whole_sequence
 from quire.ops.attention.heads import Heads
 from quire.ops.attention.spec import AttentionSpec
 from quire.ops.attention.step_attention import PLAIN, step_attention
+from quire.ops.layer_spec import LayerState
 from quire.ops.pages import PageAccess, Tiles, write_targets
 from quire.ops.slot_access import slot_access
 from quire.ops.weights.rounded_rows import PLAIN as PLAIN_ROUNDING
@@ -56,10 +57,10 @@ class NamedTensors:
         return named_tensor(name, self._shapes[name])
 
 
-def attend_pages(spec: AttentionSpec, heads: Heads, state: PagedState) -> tuple[jax.Array, PagedState]:
+def attend_pages(spec: AttentionSpec, heads: Heads, state: LayerState) -> tuple[jax.Array, LayerState]:
     """An `Attend` by the plain kernels."""
-    out, pages = step_attention(PLAIN, spec, heads, state.pages, state.access)
-    return out, state._replace(pages=pages)
+    out, pages = step_attention(PLAIN, spec, heads, state.arrays, state.access)
+    return out, state._replace(arrays=pages)
 
 
 def rows_of(table: jax.Array, rows: jax.Array, positions: jax.Array, page_size: int) -> PageAccess:

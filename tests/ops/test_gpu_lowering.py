@@ -20,8 +20,7 @@ from quire.ops.gpu.kernels import GPU, attend
 from quire.ops.gpu.move_pages import MOST_ARRAYS
 from quire.ops.kernels import kernels_for
 from quire.ops.pages import TILE, CodedPages, KVWriteTargets, PageAccess, SharedPrefixes, Tiles
-from quire.ops.recurrence import Recurrence
-from quire.ops.recurrent_spec import RecurrentSpec
+from quire.ops.recurrence import Recurrence, RecurrentSpec
 from quire.ops.slot_access import SlotAccess
 from quire.ops.weights.rounded_rows import ScaledSums
 from tests.gpu.hopper import ON_HOPPER

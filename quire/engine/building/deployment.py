@@ -18,7 +18,6 @@ from quire.models.adapter_plan import AdapterPlan
 from quire.models.checkpoint import leaves
 from quire.models.formats.quantized_source import QuantizedSource
 from quire.models.parts.decoder import Decoder
-from quire.ops.attention.spec import is_latent
 from quire.ops.pages import is_coded
 from quire.settings.choice import Choice
 from quire.settings.config import Config
@@ -82,7 +81,7 @@ class Deployment:
 def kinds_of(model: Decoder, layout: PageLayout) -> ModelKinds:
     return ModelKinds(
         experts=any(param.is_of_experts for param in leaves(model.params())),
-        latent=any(map(is_latent, layout.specs)),
+        latent=any(not spec.kind.has_coded_pages for spec in layout.specs),
         recurrent=bool(layout.slot_specs),
     )
 
@@ -91,7 +90,7 @@ def layout_of(model: Decoder, resolved: Resolved, mesh: Mesh | None) -> PageLayo
     """The page groups of a model, and the types of its states."""
     sizes = resolved.page_size, resolved.max_total_tokens, resolved.dtype
     layout = page_layout(model.layers, *sizes, mesh, page_dtype=resolved.page_dtype)
-    if is_coded(resolved.page_dtype) and any(map(is_latent, layout.specs)):
+    if is_coded(resolved.page_dtype) and not all(spec.kind.has_coded_pages for spec in layout.specs):
         asked, dtype = resolved.kv_cache_dtype, resolved.dtype
         if not resolved.is_automatic("kv_cache_dtype"):
             raise InvalidSetting(

@@ -15,7 +15,6 @@ from quire.models.parts.decoder import Decoder
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from quire.models.stored_head import with_stored_head
-from quire.ops.attention.spec import is_latent
 from quire.ops.pages import is_coded
 from quire.settings.cache_dtype import CACHE_DTYPES
 from quire.settings.config import Config
@@ -74,7 +73,7 @@ def refuse_what_cannot_draft(draft: DraftPlan, layout: PageLayout, files: ModelF
             f"draft_model {draft.files.name} has recurrent layers, whose state cannot be taken back to where a guess "
             "was wrong"
         )
-    latent = any(map(is_latent, draft.model.layers))
+    latent = not all(spec.kind.has_coded_pages for spec in draft.model.layers)
     if latent and is_coded(layout.page_dtype):
         asked = CACHE_DTYPES[str(layout.page_dtype).replace("float", "fp")]
         raise InvalidSetting(

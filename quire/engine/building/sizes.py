@@ -6,7 +6,6 @@ from quire.core.limits import Limits
 from quire.executor.layer_state import PageLayout
 from quire.executor.shapes import Shapes
 from quire.models.parts.decoder import Decoder
-from quire.ops.attention.spec import AttentionSpec
 from quire.ops.gpu.capability import this_gpu
 from quire.ops.kernels import kernels_for
 from quire.settings.config import Config
@@ -17,15 +16,11 @@ def shapes_of(
     model: Decoder, mesh: Mesh | None, facts: Facts, resolved: Resolved, layout: PageLayout, limits: Limits
 ) -> Shapes:
     """The sizes of the executor's arrays and programs, before its pages are counted."""
-    # Fresh sequences have a faster kernel in layers that see all positions.
-    attention = [spec for spec in model.layers if isinstance(spec, AttentionSpec)]
-    sees_all = all(
-        spec.sees_all and spec.softcap is None and not spec.has_sinks and spec.value_dim is None for spec in attention
-    )
+    allows_fresh = all(spec.allows_fresh_kernel for spec in model.layers)
     kernels = kernels_for(facts.platform, resolved.dtype, mesh, this_gpu(), resolved.fixed_order)
     full_groups = tuple(group for group, reach in enumerate(layout.groups) if reach is None)
     shares = facts.platform == "gpu" and limits.prefix_caching
-    shares &= any(spec.sees_all and spec.value_dim is None for spec in attention)
+    shares &= any(spec.shares_prefixes for spec in model.layers)
     return Shapes(
         num_pages=2,
         page_size=resolved.page_size,
@@ -37,7 +32,7 @@ def shapes_of(
         is_fine=facts.platform != "cpu",
         skips_padding=kernels.skips_padding and (resolved.quantize != "int8" or facts.fast_int8),
         specialised=facts.platform == "gpu",
-        max_fresh_sequences=kernels.max_fresh_sequences if sees_all else 0,
+        max_fresh_sequences=kernels.max_fresh_sequences if allows_fresh else 0,
         guesses=limits.max_guesses,
         step_guesses=limits.max_step_guesses,
         page_dtype=resolved.page_dtype,

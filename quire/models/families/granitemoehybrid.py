@@ -19,7 +19,7 @@ from quire.models.parts.standard import (
     read_recurrent_layers,
     read_sizes,
 )
-from quire.ops.recurrent_spec import RecurrentSpec
+from quire.ops.recurrence import RecurrentSpec
 
 NO_LIMITS = [0.0, float("inf")], [0.0, {"__float__": "Infinity"}]  # JSON has no infinity
 

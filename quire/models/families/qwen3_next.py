@@ -19,7 +19,7 @@ from quire.models.parts.standard import (
     read_recurrent_layers,
     read_sizes,
 )
-from quire.ops.recurrent_spec import RecurrentSpec
+from quire.ops.recurrence import RecurrentSpec
 
 
 def qwen3_next(fields: Fields) -> Decoder:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from quire.models.adapters import with_adapters
 from quire.models.context import PlatformOps, TokenContext
-from quire.models.model import LayerSpec, States
+from quire.models.model import States
 from quire.models.params import Param, ParamTree, params_of
 from quire.models.parts.feed_forward import FeedForward
 from quire.models.parts.mixer import Mixer
@@ -19,6 +19,7 @@ from quire.models.parts.projection import code_dtype, lookup, matmul
 from quire.models.parts.rope import Rope
 from quire.models.parts.temperature import QueryTemperature
 from quire.ops.attention.rotation import Rotation
+from quire.ops.layer_spec import LayerSpec
 from quire.ops.weights.few_rows import PendingProduct
 from quire.ops.weights.rounded_rows import BlockOutput, Rows, scaled, values
 from quire.ops.weights.visit_sums import VisitSums

@@ -13,8 +13,7 @@ from quire.models.params import Array, Param, ParamTree, Tensor, params_of
 from quire.models.parts.norm import RMSNorm
 from quire.models.parts.projection import matmul, project, project_sums
 from quire.ops.attention.rotation import Rotation
-from quire.ops.recurrence import Recurrence
-from quire.ops.recurrent_spec import RecurrentSpec
+from quire.ops.recurrence import Recurrence, RecurrentSpec
 from quire.ops.weights.rounded_rows import Rows, Sums
 
 UNIT_EPS = 1e-6  # of the norms of queries and keys

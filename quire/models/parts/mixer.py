@@ -3,10 +3,10 @@
 from typing import Any, Protocol, Self
 
 from quire.models.context import PlatformOps
-from quire.models.model import LayerSpec
 from quire.models.params import ParamTree
 from quire.models.parts.rope import Rope
 from quire.models.parts.temperature import QueryTemperature
+from quire.ops.layer_spec import LayerSpec
 from quire.ops.weights.rounded_rows import BlockOutput, Rows
 
 

@@ -6,9 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from quire.layer_kind import ATTENTION, LATENT_ATTENTION, LayerKind
+from quire.ops.layer_spec import LayerSpec
+from quire.reach import ChunkReach, Reach
+
 
 @dataclass(frozen=True)
-class AttentionSpec:
+class AttentionSpec(LayerSpec):
     """The constants of an attention layer.
 
     Its state is `kv_heads` keys and as many values of size `head_dim` for each position; each key serves `group` query
@@ -36,6 +40,23 @@ class AttentionSpec:
     read_in: Any = None
 
     @property
+    def kind(self) -> LayerKind:
+        return ATTENTION if self.value_dim is None else LATENT_ATTENTION
+
+    def reach(self, longest: int) -> Reach:
+        if self.chunk is not None:
+            return None if self.chunk >= longest else ChunkReach(max(self.chunk, 2))
+        return None if self.window is None or self.window >= longest else max(self.window, 2)
+
+    @property
+    def allows_fresh_kernel(self) -> bool:
+        return self.sees_all and self.softcap is None and not self.has_sinks and self.value_dim is None
+
+    @property
+    def shares_prefixes(self) -> bool:
+        return self.sees_all and self.value_dim is None
+
+    @property
     def sees_all(self) -> bool:
         """True if a token sees everything that came before it."""
         return self.window is None and self.chunk is None
@@ -45,8 +66,3 @@ class AttentionSpec:
         if self.chunk is not None:
             return positions - positions % self.chunk
         return jnp.zeros_like(positions) if self.window is None else jnp.maximum(positions - self.window + 1, 0)
-
-
-def is_latent(spec: object) -> bool:
-    """True for the spec of a layer with latent attention, whose state has keys alone."""
-    return isinstance(spec, AttentionSpec) and spec.value_dim is not None
