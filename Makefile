@@ -140,7 +140,7 @@ test-dist: dist  ## the wheel in an environment of its own, served without a com
 	$(BIN)/python -m tests.dist.run dist/*.whl $(ARGS)
 
 bench: $(VENV)/.run  ## measure the scheduler's cost per row
-	$(BIN)/python bench/host_overhead.py $(ARGS)
+	$(BIN)/python bench/core.py $(ARGS)
 
 clean:  ## remove the environments and the files of tools
 	rm -rf $(VENV) dist .venv-clients .venv-routers .venv-ray .venv-deploy .pytest_cache .mypy_cache .ruff_cache .hypothesis build site *.egg-info

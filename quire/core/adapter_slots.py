@@ -30,6 +30,7 @@ class AdapterSlots:
         self._names: dict[str, int] = {}
         self._loaded: dict[int, Loaded] = {}  # by number, those that are needed
         self._num_loaded = 0
+        self._unneeded: list[int] = []  # numbers that were in `_loaded` before
         self._slots: dict[int, int] = {}  # by number of the adapter, the least recently used first
         self._users: dict[int, int] = {}  # running sequences by number of the adapter
         self._holders: dict[int, int] = {}  # sequences that have not ended
@@ -41,22 +42,25 @@ class AdapterSlots:
     def names(self) -> list[str]:
         return sorted(self._names)
 
-    def load(self, name: str, digest: str = "") -> int:
+    def new_number(self) -> int:
+        """The number of the next load."""
+        self._num_loaded += 1
+        return self._num_loaded
+
+    def load(self, name: str, digest: str = "", number: int = 0) -> int:
         """`name` stands for another adapter from now on. Returns its number."""
-        before = self._names.get(name, 0)
-        self._names[name] = number = self._add(name, digest)
+        before, number = self._names.get(name, 0), number or self.new_number()
+        self._names[name] = number
+        self._loaded[number] = Loaded(name, digest)
         self._forget_unneeded(before)
         return number
 
-    def load_for_begun(self, name: str, digest: str) -> int:
-        """Load an adapter that `name` stood for when another engine began a sequence. Returns its number, which is to
-        be held."""
-        return self._add(name, digest)
-
-    def _add(self, name: str, digest: str) -> int:
-        self._num_loaded += 1
-        self._loaded[self._num_loaded] = Loaded(name, digest)
-        return self._num_loaded
+    def hold_former(self, name: str, digest: str, number: int = 0) -> int:
+        """Load and hold an adapter that `name` stood for when another engine began a sequence. Returns its number."""
+        number = number or self.new_number()
+        self._loaded[number] = Loaded(name, digest)
+        self.hold(number)
+        return number
 
     def unload(self, name: str) -> None:
         """Forget `name`. Sequences that have the adapter keep it."""
@@ -78,23 +82,30 @@ class AdapterSlots:
 
     def with_digest(self, name: str, digest: str) -> int | None:
         """The number of an adapter with this digest, preferably one that is called `name`; None if there is none."""
-        found = [number for number, loaded in list(self._loaded.items()) if loaded.digest == digest]
         named = self._names.get(name)
-        return named if named in found else next(iter(found), None)
+        if named is not None and self._loaded[named].digest == digest:
+            return named
+        return next((number for number, loaded in self._loaded.items() if loaded.digest == digest), None)
 
     def digest_of(self, number: int) -> str:
         return self._loaded[number].digest
 
     def is_needed(self, number: int) -> bool:
         """True if it has a name, or a sequence that has not ended."""
-        return number in self._holders or number in self._names.values()
+        loaded = self._loaded.get(number)
+        return loaded is not None and (number in self._holders or self._names.get(loaded.name) == number)
+
+    def take_unneeded(self) -> list[int]:
+        """The numbers of the adapters that are needed no more, each once."""
+        taken, self._unneeded = self._unneeded, []
+        return taken
 
     def hold(self, number: int) -> None:
         """A sequence has come that uses it."""
         if number:
             self._holders[number] = self._holders.get(number, 0) + 1
 
-    def let_go(self, number: int) -> None:
+    def release(self, number: int) -> None:
         """A sequence that used it has ended."""
         if number:
             self._holders[number] -= 1
@@ -107,12 +118,16 @@ class AdapterSlots:
         loaded. Any thread may ask."""
         users, loaded = self._users.copy(), self._loaded.copy()
         waiting = [number for number, count in self._holders.copy().items() if count > users.get(number, 0)]
-        running, others = ({loaded[number].name for number in found if number in loaded} for found in (users, waiting))
-        return sorted(running), sorted(others)
+
+        def names_of(numbers: Iterable[int]) -> list[str]:
+            return sorted({loaded[number].name for number in numbers if number in loaded})
+
+        return names_of(users), names_of(waiting)
 
     def _forget_unneeded(self, number: int) -> None:
-        if not self.is_needed(number):
-            self._loaded.pop(number, None)
+        if number in self._loaded and not self.is_needed(number):
+            del self._loaded[number]
+            self._unneeded.append(number)
 
     # Slots
 
@@ -129,7 +144,7 @@ class AdapterSlots:
             return True
         if waiting is None:
             # The one with the fewest users is free first.
-            self._reserved = sequence, min(self._slots, key=lambda one: self._users[one])
+            self._reserved = sequence, min(self._slots, key=lambda adapter: self._users[adapter])
         return False
 
     def start(self, sequence: Sequence) -> AdapterLoad | None:

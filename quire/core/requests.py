@@ -119,7 +119,7 @@ class Requests:
         else:
             self._running.stop(sequence)
         sequence.state = State.ENDED
-        self._running.adapters.let_go(sequence.adapter)
+        self._running.adapters.release(sequence.adapter)
         sequence.epoch += 1
         live = self._live[sequence.request_id]
         live.remove(sequence)

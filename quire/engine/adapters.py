@@ -39,12 +39,11 @@ class LoadedAdapters:
         self._executor = executor
         self._read = read
         self.root = root
-        self._numbers: set[int] = set()  # on the executor's host
         self._reading: dict[str, Future[ReadAdapter]] = {}
-        self._reading_for_begun: dict[str, Future[ReadAdapter]] = {}  # by digest
+        self._reading_former: dict[str, Future[ReadAdapter]] = {}  # by digest, for requests that began elsewhere
         self._awaited: dict[int, str] = {}  # digests of those, by the request that waits
         self._held: dict[int, int] = {}  # numbers, by the request that will have the adapter
-        self._pool = ThreadPoolExecutor(1, "quire-adapters")  # its thread begins with its first work
+        self._pool = ThreadPoolExecutor(1, "quire-adapters")  # its thread starts on the first submit
         self.folders: dict[str, str] = {}
         self.version = 0
 
@@ -79,12 +78,16 @@ class LoadedAdapters:
         number = self._slots.with_digest(request.adapter, request.adapter_digest)
         if number is None:
             if reading is None:
-                reading = self._read_for_begun(request.adapter_digest, submit.adapter_folder, request.adapter)
+                reading = self._read_former(request.adapter_digest, submit.adapter_folder, request.adapter)
                 self._awaited[request.request_id] = request.adapter_digest
             if not reading.done() or reading is self._reading.get(request.adapter):
                 return reading
-            number = self._use_for_begun(request.adapter, request.adapter_digest, reading.result())
-        self._slots.hold(number)
+            adapter = reading.result()
+            del self._reading_former[request.adapter_digest]
+            number = self._slots.hold_former(request.adapter, request.adapter_digest, self._add(adapter))
+            log.info("adapter %s is loaded as it was, for requests that began with it", request.adapter)
+        else:
+            self._slots.hold(number)
         self._held[request.request_id] = number
         return None
 
@@ -92,53 +95,50 @@ class LoadedAdapters:
         """The request has its adapter, or needs none any more."""
         digest = self._awaited.pop(request_id, "")
         if digest not in self._awaited.values():  # what was read for it has no other use
-            self._reading_for_begun.pop(digest, None)
+            self._reading_former.pop(digest, None)
         number = self._held.pop(request_id, None)
         if number is not None:
-            self._slots.let_go(number)
+            self._slots.release(number)
             self.drop_unused()
 
     def begun_with(self, name: str) -> tuple[str, str]:
         """The digest and the folder of the adapter that a request has which begins now."""
         return self._slots.digest_of(self._slots.find(name)), self.folders[name]
 
-    def _read_for_begun(self, digest: str, folder: str, name: str) -> "Future[ReadAdapter]":
+    def _read_former(self, digest: str, folder: str, name: str) -> "Future[ReadAdapter]":
         """Read the adapter that requests have begun with, once for all of them. It must be the same still."""
 
         def read() -> ReadAdapter:
             what = f"the engine ended, and adapter {shown(name)}, which the answer began with, is lost"
             try:
-                found = self._read_folder(self._need_read(), folder)
+                adapter = self._read_folder(self._need_read(), folder)
             except Exception as error:
                 log.warning("adapter %s: %s: %r", name, what, error)
                 reason = self.message_for_clients(reason_of(error))
                 raise EngineFailed(f"{what}: {reason}; send the request again") from error
-            if found.digest != digest:
+            if adapter.digest != digest:
                 log.warning("adapter %s: %s: the files in %s have changed", name, what, folder)
                 raise EngineFailed(f"{what}: its files have changed since; send the request again")
-            return found
+            return adapter
 
-        if digest not in self._reading_for_begun:
-            self._reading_for_begun[digest] = self._pool.submit(read)
-        return self._reading_for_begun[digest]
-
-    def _use_for_begun(self, name: str, digest: str, read: ReadAdapter) -> int:
-        del self._reading_for_begun[digest]
-        number = self._slots.load_for_begun(name, digest)
-        self._executor().add_adapter(number, read.arrays)
-        self._numbers.add(number)
-        log.info("adapter %s is loaded as it was, for requests that began with it", name)
-        return number
+        if digest not in self._reading_former:
+            self._reading_former[digest] = self._pool.submit(read)
+        return self._reading_former[digest]
 
     def _use(self, name: str, folder: str, read: ReadAdapter) -> None:
         """`name` stands for this adapter from now on. Requests that run with another of that name keep it."""
-        number = self._slots.load(name, read.digest)
-        self._executor().add_adapter(number, read.arrays)
-        self._numbers.add(number)
+        self._slots.load(name, read.digest, self._add(read))
         self.folders[name] = folder
         self.version += 1
         self.drop_unused()
         log.info("adapter %s is loaded from %s", name, folder)
+
+    def _add(self, read: ReadAdapter) -> int:
+        """Give the arrays to the executor. Returns their number, which means nothing yet: where there is no memory for
+        them, names stand for what they stood for before."""
+        number = self._slots.new_number()
+        self._executor().add_adapter(number, read.arrays)
+        return number
 
     def unload(self, name: str) -> None:
         """Requests for it are refused from now on; those that have begun go on."""
@@ -153,8 +153,7 @@ class LoadedAdapters:
 
     def drop_unused(self) -> None:
         """Free arrays that no request uses or can name."""
-        for number in [number for number in self._numbers if not self._slots.is_needed(number)]:
-            self._numbers.discard(number)
+        for number in self._slots.take_unneeded():
             self._executor().drop_adapter(number)
 
     def digest_of(self, name: str | None) -> str | None:

@@ -128,11 +128,10 @@ def test_one_that_began_elsewhere_has_the_adapter_of_its_digest_and_shares_pages
 def test_an_adapter_that_is_loaded_for_one_that_began_elsewhere_goes_with_it() -> None:
     made = harness(1, "a")
     slots = made.scheduler.adapters
-    number = slots.load_for_begun("a", "before")
+    number = slots.hold_former("a", "before")
     made.executor.add_adapter(number, "before")
-    slots.hold(number)
     made.add(request(1, adapter="a", adapter_digest="before", max_tokens=6))
-    slots.let_go(number)
+    slots.release(number)
     made.add(request(2, adapter="a"))
     made.run()
     assert made.tokens[1, 0] == expected_tokens(request(1, max_tokens=6), adapter=number)
