@@ -139,7 +139,7 @@ $(VENV)/.dist: pyproject.toml | $(BIN)/python
 test-dist: dist  ## the wheel in an environment of its own, served without a compiler
 	$(BIN)/python -m tests.dist.run dist/*.whl $(ARGS)
 
-bench: $(VENV)/.run  ## measure the scheduler's cost per row
+bench: $(VENV)/.run  ## measure the cost of scheduling
 	$(BIN)/python bench/core.py $(ARGS)
 
 clean:  ## remove the environments and the files of tools
