@@ -215,9 +215,9 @@ def labels(shown: str) -> dict[tuple[str, str], str]:
     return found
 
 
-def test_the_sample_of_doctor_in_the_readme_is_what_it_prints(quire: Quire) -> None:
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
-    sample = labels(readme.split("$ quire doctor\n")[1].split("```")[0])
+def test_the_sample_of_doctor_in_the_guide_is_what_it_prints(quire: Quire) -> None:
+    guide = (Path(__file__).parents[1] / "docs/guides/command-line.md").read_text()
+    sample = labels(guide.split("$ quire doctor\n")[1].split("```")[0])
     shown = labels(quire("doctor", "--model=random:tiny").out)
     assert len(sample) > 8
     assert set(sample) <= set(shown)
