@@ -20,7 +20,7 @@ from quire.engine.preparations import Preparations, Prepared
 from quire.engine.queue_times import QueueTimes
 from quire.engine.step_traces import StepTraces
 from quire.errors import EngineFailed, EngineStopped, InvalidRequest, QuireError, RequestFailed, reason_of
-from quire.ipc.messages import PORT_SHIFT, Abort, AllResumed, BegunWith, Command, Event, Failed, Submit
+from quire.ipc.messages import PORT_SHIFT, Abort, AllResumed, BegunWith, Command, Event, Failed, Queued, Submit
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +81,7 @@ class Driver:
         self._ports: dict[int, Port] = {}
         self._requests: dict[int, set[int]] = {}  # live requests by port
         self._preparing = Preparations(self._clock)  # live requests that the engine does not have yet
+        self._accepted: set[int] = set()  # requests that were queued, which their clients have not been told
         self._times = QueueTimes()
         self._traces = StepTraces(self._clock)
         self._adapter_commands = AdapterCommands(engine.adapters, self.post)
@@ -322,6 +323,7 @@ class Driver:
     def _add(self, port: Port, command: Submit, waited_s: float, sent_s: float) -> None:
         request = command.request
         self._engine.add(request, command.so_far, waited_s)
+        self._accepted.add(request.request_id)
         self._engine.adapters.release(request.request_id)
         if request.adapter is not None and not request.adapter_digest:
             begun_with = self._engine.adapters.begun_with(request.adapter)
@@ -356,12 +358,16 @@ class Driver:
 
     def _tell_admissions(self) -> None:
         """Tell of requests that were accepted before the step under way has a result: a long prompt takes seconds."""
-        admissions = self._engine.observers.call(self._times, self._times.admissions)
-        if admissions:
-            self._deliver_all(batches_of(Outcome([], []), admissions, None))
+        started = self._engine.observers.call(self._times, self._times.started) or ()
+        if not (self._accepted or started):
+            return
+        queued = self._accepted.difference(event.request_id for event in started)
+        self._accepted.clear()
+        self._deliver_all(batches_of(Outcome(), [*map(Queued, queued), *started], None))
 
     def _forget(self, request_id: int, is_finished: bool = False) -> None:
         self._preparing.forget(request_id)
+        self._accepted.discard(request_id)
         self._engine.adapters.release(request_id)
         self._engine.page_sources.forget(request_id, is_finished)
         call = self._engine.observers.call

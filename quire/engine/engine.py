@@ -93,6 +93,23 @@ class Engine:
         """The time at which the last step ended; of the engine's start before there is one. Any thread may read it."""
         return self._steps.last_end_s
 
+    # Of the step that the engine waits for. Any thread may read them.
+
+    @property
+    def busy_s(self) -> float:
+        """Time that the step under way has taken; 0 if there is none."""
+        return self._steps.busy_s
+
+    @property
+    def num_step_tokens(self) -> int:
+        """Tokens of the step under way; 0 if there is none."""
+        return self._steps.num_tokens
+
+    @property
+    def is_compiling(self) -> bool:
+        """The step under way has waited for a program to compile."""
+        return self._steps.is_compiling
+
     @property
     def executor(self) -> Executor:
         return self._steps.executor

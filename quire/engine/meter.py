@@ -1,7 +1,7 @@
 """Durations and contents of steps."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from quire.engine.engine import Engine
 from quire.engine.observer import DECODE, PREFILL, Observer, Step
@@ -21,7 +21,7 @@ class Meter(Observer):
     A step is a prefill if it computes any part of a prompt, as its clients' tokens wait for the prompt then.
     """
 
-    def __init__(self, clock: Callable[[], float], num_late: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self) -> None:
         self.durations = {kind: [0] * (len(DURATIONS_S) + 1) for kind in (*KINDS, *HOST_WORK)}
         self.seconds = dict.fromkeys(self.durations, 0.0)
         self.batch_sizes = [0] * (len(BATCH_SIZES) + 1)
@@ -29,39 +29,12 @@ class Meter(Observer):
         self.tokens = dict.fromkeys(KINDS, 0)
         self.num_begun = dict.fromkeys(KINDS, 0)  # each of them is under way, has a duration, or failed
         self.num_failed = dict.fromkeys(KINDS, 0)
-        self.longest_s = 0.0
-        self.last_end_s = clock()
-        self._clock = clock
-        self._num_late = num_late
-        self._under_way: list[Step] = []  # oldest first
+        self._longest_s = 0.0  # of a step that worked
         self._most_tokens = 0  # in a step that worked
 
     @property
-    def busy_s(self) -> float:
-        """Time that the step under way has taken; 0 if there is none."""
-        oldest = self._under_way[:1]
-        return self._clock() - max(oldest[0].launched_s, self.last_end_s) if oldest else 0.0
-
-    @property
     def longest(self) -> LongestStep:
-        return LongestStep(self.longest_s, self._most_tokens)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the step under way; 0 if there is none."""
-        oldest = self._under_way[:1]
-        return oldest[0].num_tokens if oldest else 0
-
-    @property
-    def limit_s(self) -> float | None:
-        """Time that the step under way may take, by the steps before it; None if there were none."""
-        return self.longest.limit_s(self.num_tokens)
-
-    @property
-    def is_compiling(self) -> bool:
-        """The step under way has waited for a program to compile."""
-        oldest = self._under_way[:1]
-        return bool(oldest) and oldest[0].num_late != self._num_late()
+        return LongestStep(self._longest_s, self._most_tokens)
 
     def step_launched(self, step: Step) -> None:
         plan = step.plan
@@ -73,28 +46,23 @@ class Meter(Observer):
             if plan.num_prefills < len(plan.chunks):
                 self._note("join", step.launched_s - step.planned_s)
         self.num_begun[step.kind] += 1
-        self._under_way.append(step)
 
     def step_ended(self, step: Step) -> None:
-        self._under_way.pop(0)
-        self.last_end_s = step.ended_s
         if step.error is not None:
             self.num_failed[step.kind] += 1
             return
         self._most_tokens = max(self._most_tokens, step.num_tokens)  # first: others read it once there is a longest
         if not step.waited_for_compiler:
-            self.longest_s = max(self.longest_s, step.took_s)
+            self._longest_s = max(self._longest_s, step.took_s)
         self._note(step.kind, step.took_s)
 
     def steps_discarded(self, steps: Sequence[Step]) -> None:
         for step in steps:
             self.num_failed[step.kind] += 1
-        self._under_way.clear()
 
     def detached(self) -> None:
-        """No step is under way as far as it knows, and none tells how long others may take."""
-        self._under_way.clear()
-        self.longest_s = 0.0
+        """No step that it has seen tells how long others may take."""
+        self._longest_s = 0.0
 
     def step_delivered(self, step: Step) -> None:
         self._note(f"{step.kind}_complete", step.completed_s - step.ended_s)
@@ -108,7 +76,7 @@ class Meter(Observer):
 
 def attach_meter(engine: Engine) -> Meter:
     """A new meter of `engine`, and a log of its work."""
-    meter = Meter(engine.clock, lambda: engine.executor.num_late)
+    meter = Meter()
     engine.observe(meter)
     engine.observe(WorkLog(engine.scheduler.stats, engine.scheduler.limits.num_pages - 1, meter.tokens))
     return meter
@@ -120,7 +88,7 @@ def read_stats(engine: Engine, meter: Meter, waited_s: float = 0.0) -> Stats:
     limits = engine.scheduler.limits
     running_adapters, waiting_adapters = engine.scheduler.adapters.in_use()
     return Stats(
-        busy_s=meter.busy_s,
+        busy_s=engine.busy_s,
         waited_s=waited_s,
         idle_s=engine.clock() - engine.last_end_s,
         num_running=scheduler.num_running,
@@ -166,8 +134,8 @@ def read_stats(engine: Engine, meter: Meter, waited_s: float = 0.0) -> Stats:
         batch_size_sum=meter.batch_size_sum,
         joined_by=scheduler.joined_by,
         error=None if engine.error is None else engine.error.message,
-        step_limit_s=meter.limit_s,
-        is_compiling=meter.is_compiling,
+        step_limit_s=meter.longest.limit_s(engine.num_step_tokens),
+        is_compiling=engine.is_compiling,
         checking_s=engine.checking_s,
         page_size=limits.page_size,
         is_searching=engine.is_searching,

@@ -3,7 +3,7 @@
 from quire.core.blocker import Blocker
 from quire.core.plan import Chunk
 from quire.engine.observer import Observer, Step
-from quire.ipc.messages import Account, Queued, Started
+from quire.ipc.messages import Account, Started
 
 
 class OpenAccount:
@@ -42,7 +42,6 @@ class QueueTimes(Observer):
 
     def __init__(self) -> None:
         self._waiting: dict[int, float] = {}  # requests without a slot so far, and the time of their arrival
-        self._new: set[int] = set()  # not reported yet
         self._started: list[Started] = []  # not reported yet
         self._open: dict[int, OpenAccount] = {}
         self._changed: set[int] = set()
@@ -53,14 +52,12 @@ class QueueTimes(Observer):
         """A request was queued."""
         self._settle(now, self._blocked_by)
         self._waiting[request_id] = arrived_s
-        self._new.add(request_id)
         if timings:
             self._open[request_id] = OpenAccount()
 
     def forget(self, request_id: int) -> None:
         """The request has ended."""
         self._waiting.pop(request_id, None)
-        self._new.discard(request_id)
         self._open.pop(request_id, None)
         self._changed.discard(request_id)
 
@@ -79,14 +76,10 @@ class QueueTimes(Observer):
                     self._open[chunk.request_id].add(chunk)
                     self._changed.add(chunk.request_id)
 
-    def admissions(self) -> list[Queued | Started]:
-        """The requests that were queued, and those that got a slot, since the last call."""
-        if not (self._new or self._started):
-            return []
-        queued = [Queued(request_id) for request_id in self._new if request_id in self._waiting]
+    def started(self) -> list[Started]:
+        """The requests that got a slot since the last call."""
         started, self._started = self._started, []
-        self._new.clear()
-        return [*queued, *started]
+        return started
 
     def accounts(self) -> list[Account]:
         """The accounts that have changed since the last call."""

@@ -1,6 +1,5 @@
 """The steps under way on the executor."""
 
-from collections import deque
 from collections.abc import Callable
 
 from quire.core.blocker import Blocker
@@ -21,21 +20,36 @@ class StepPipeline:
         self.has_failed = False  # a step could not be launched; the device state must not be used before a reset
         self.awaits_masks = False  # the newest step has not sampled yet
         self._clock = clock
-        self._steps: deque[Step] = deque()  # oldest first
+        self._steps: list[Step] = []  # oldest first; any thread may read it
         self._undelivered: Step | None = None  # the last step that was collected
 
     def __len__(self) -> int:
         return len(self._steps)
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the oldest step under way; 0 if there is none."""
+        return sum(step.num_tokens for step in self._steps[:1])
+
+    @property
+    def busy_s(self) -> float:
+        """Time that the oldest step under way has taken; 0 if there is none."""
+        return sum(self._clock() - max(step.launched_s, self.last_end_s) for step in self._steps[:1])
+
+    @property
+    def is_compiling(self) -> bool:
+        """The oldest step under way has waited for a program to compile."""
+        return any(step.num_late != self.executor.num_late for step in self._steps[:1])
+
     def launch(self, plan: StepPlan, planned_s: float, blocked_by: Blocker | None) -> None:
         step = Step(plan, planned_s, self._clock(), blocked_by, self.executor.num_late)
         self.awaits_masks = bool(plan.guided)
         self.observers.step_launched(step)
+        self._steps.append(step)  # first: a step that waits for a compiler does so while it is submitted
         try:
             step.pending = self.executor.submit(plan)
         except Exception as error:  # of any kind; the requests of this step must hear of it
             self._fail(step, error)
-        self._steps.append(step)
 
     @property
     def newest(self) -> StepPlan:
@@ -55,7 +69,7 @@ class StepPipeline:
 
     def collect(self) -> tuple[Step, StepResult | None]:
         """Wait for the oldest step. It has no result if it failed, with `Step.error`."""
-        step = self._steps.popleft()
+        step = self._steps[0]
         result: StepResult | None = None
         try:
             result = step.pending.result()
@@ -66,6 +80,7 @@ class StepPipeline:
         step.took_s = step.ended_s - max(step.launched_s, self.last_end_s)
         step.waited_for_compiler = step.num_late != self.executor.num_late
         self.last_end_s = step.ended_s
+        del self._steps[0]
         self.observers.step_ended(step)
         for judge in self.judges:
             judge.step_ended(step)
@@ -85,8 +100,7 @@ class StepPipeline:
 
     def discard(self) -> None:
         """Forget all steps: the device state is gone."""
-        discarded = list(self._steps)
-        self._steps.clear()
+        discarded, self._steps = self._steps, []
         self.awaits_masks = False
         self._undelivered = None
         self.observers.steps_discarded(discarded)

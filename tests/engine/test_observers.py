@@ -8,15 +8,14 @@ import pytest
 from quire.core.scheduler import Scheduler
 from quire.engine.driver import Driver
 from quire.engine.engine import Engine
-from quire.engine.meter import Meter
-from quire.engine.observer import Judge, Observer, Observers, Step
+from quire.engine.observer import Judge, Observer, Step
 from quire.errors import EngineFailed
-from quire.ipc.messages import Failed
+from quire.ipc.messages import Failed, Progress, Queued, Submit
 from quire.request import FinishReason
 from tests.core.harness import limits, request
-from tests.engine.test_driver import Client
+from tests.engine.test_driver import Client, wait_until
 from tests.engine.test_engine import poisoned
-from tests.fake_executor import POISON, FakeExecutor, expected_tokens, plan_of
+from tests.fake_executor import POISON, FakeExecutor, expected_tokens
 from tests.patience import WAIT_S
 
 METHODS = [name for name in vars(Observer) if not name.startswith("_")]
@@ -82,31 +81,22 @@ def test_an_observer_that_raises_is_named_once_and_heard_of_no_more(method: str,
 
 
 def test_an_engine_goes_on_without_the_observers_of_its_driver():
-    driver = Driver(engine_with())
-    driver._engine.observers.detach(driver._times)
-    driver._engine.observers.detach(driver._traces)
-    client = Client(driver)
+    """Requests are accepted all the same, and what is told of steps under way is still told."""
+    engine = engine_with()
+    driver = Driver(engine)
+    for observer in (driver._times, driver._traces):
+        engine.observers.detach(observer)
+    events: list[object] = []
+    port = driver.open(events.extend)
     driver.start()
-    asked = client.submit(1, max_tokens=6, timings=True, traced=True)
-    client.wait_for(asked)
-    assert client.tokens[asked.request_id] == expected_tokens(asked)
+    asked = request(port.request_id(1), max_tokens=6, timings=True, traced=True)
+    port.send(Submit(asked))
+    wait_until(
+        lambda: any(update.finish for event in events if isinstance(event, Progress) for update in event.updates)
+    )
     assert driver.stop(join_s=WAIT_S)
-
-
-def test_a_meter_that_has_failed_does_not_tell_of_a_step_under_way_or_how_long_others_may_take():
-    now = [0.0]
-    meter, observers = Meter(lambda: now[0]), Observers()
-    observers.attach(meter)
-    observers.step_launched(Step(plan_of(1, ()), 0.0, 0.0))
-    observers.step_ended(Step(plan_of(1, ()), 0.0, 0.0, took_s=2.0))
-    assert meter.limit_s is not None
-    observers.step_launched(Step(plan_of(2, ()), 0.0, 0.0))
-    observers.step_ended(Step(plan_of(2, ()), 0.0, 0.0))
-    observers.step_ended(Step(plan_of(2, ()), 0.0, 0.0))  # of none that was launched
-    observers.step_launched(Step(plan_of(3, ()), 0.0, 0.0))
-    now[0] = 50.0
-    assert meter.busy_s == 0
-    assert meter.limit_s is None
+    assert events[0] == Queued(asked.request_id), "before its first token"
+    assert [token for event in events[1:] for token in event.updates[0].tokens] == expected_tokens(asked)
 
 
 def test_the_time_of_the_last_step_is_known_without_a_meter():

@@ -56,6 +56,29 @@ def test_a_step_behind_another_takes_the_time_since_that_one_ended():
     assert [step.took_s for step in rig.seen.ended] == [1.5, 2.0]
 
 
+def test_the_oldest_step_under_way_is_known_while_it_is_waited_for():
+    told: list[tuple[float, int, bool]] = []
+
+    def look(plan: StepPlan, prompts: object) -> None:
+        rig.now += 2.0
+        told.append((pipeline.busy_s, pipeline.num_tokens, pipeline.is_compiling))
+        rig.executor.num_late += 1
+        told.append((pipeline.busy_s, pipeline.num_tokens, pipeline.is_compiling))
+
+    rig = Rig(look)
+    pipeline = rig.pipeline
+    rig.launch(1)
+    rig.now += 1.0
+    rig.launch(2)
+    pipeline.collect()
+    assert told == [(3.0, 1, False), (3.0, 1, True)]
+    assert (pipeline.busy_s, pipeline.is_compiling) == (0.0, True), (
+        "the next was launched before that program was there"
+    )
+    pipeline.discard()
+    assert (pipeline.busy_s, pipeline.num_tokens, pipeline.is_compiling) == (0, 0, False)
+
+
 def test_a_step_that_waits_for_a_program_says_so():
     rig = Rig()
     rig.launch(1)

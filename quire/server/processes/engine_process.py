@@ -198,7 +198,7 @@ class EngineProcess:
         waited_s = self._waited_s(engine)
         if self.link is not None:
             is_checking = engine.checking_s is not None
-            step = meter.longest, meter.num_tokens, meter.is_compiling
+            step = meter.longest, engine.num_step_tokens, engine.is_compiling
             self.link.send(Heartbeat(waited_s, *step, is_searching=engine.is_searching, is_checking=is_checking))
         if self._front_ends:
             stats = read_stats(engine, meter, waited_s)
