@@ -23,8 +23,8 @@ class WorkerCounts(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class KnownCounts:
-    """The latest counts of each worker by its number. Those of one that has ended stay: a sum that became smaller would
-    be read as a restart of everything, and what is left of it as new."""
+    """The latest counts of each worker by its number. Those of a worker that has ended stay: Prometheus reads a counter
+    that falls as a restart of the server, and counts what is left of it once more."""
 
     def __init__(self) -> None:
         self.by_worker: dict[int, Counts] = {}

@@ -140,7 +140,7 @@ class FrontEnd:
             self._in_vain.set()
 
     async def _serve_in_vain(self, server: HttpServer, listeners: list[socket.socket]) -> None:
-        """Answer that nothing is served, once no engine will come."""
+        """Answer 503 from now on: every engine has been given up."""
         stopped, in_vain = (asyncio.create_task(one) for one in (server.wait_until_stopped(), self._in_vain.wait()))
         try:
             await asyncio.wait({stopped, in_vain}, return_when=asyncio.FIRST_COMPLETED)
