@@ -1,8 +1,8 @@
-"""Sums of groups of threads that share the inputs of some outputs, added up; see `few_row_kernel`.
+"""Adds the sums of the groups of threads that share the inputs of some outputs; see `few_row_kernel`.
 
-They are groups of one program, or of the programs of a cluster, which write into each other's shared memory. Each adds
-the sums of some warps, all of theirs: of sixteen outputs for each 64. Their order is that of the programs, and of the
-groups of each.
+The groups belong to one program, or to the programs of a cluster, which write into each other's shared memory. Each
+group adds, over all groups, the sums of some warps, which are sixteen outputs of each 64. The order is that of the
+programs, and of the groups within each.
 """
 
 from typing import Any, NamedTuple
@@ -28,12 +28,12 @@ from quire.ops.gpu.hopper.code_fragments import (
 WARPS = 4
 PAIRS_BYTES = 32 * 8  # two sums of each thread of a warp
 
-# A thread's sums, by 64 outputs, by eight rows and by half of a tile: those of two rows.
+# A thread's sums of two rows: by 64 outputs, by eight rows and by half of a tile.
 Pairs = dict[tuple[int, int, int], list[Any]]
 
 
 def _begin_cluster(_: Any) -> None:
-    """A program's memory is there when it has begun: the others wait for that before they write into it."""
+    """Tell the cluster that this program has begun: others wait for that before they write into its memory."""
     assembly(nothing(), [], "barrier.cluster.arrive.relaxed.aligned;", "")
 
 
@@ -54,39 +54,39 @@ class Sources(NamedTuple):
 
     @property
     def each(self) -> int:
-        """Warps whose sums a group adds, if it is one of the first `WARPS`."""
+        """Warps whose sums each of the first `WARPS` groups adds."""
         return max(1, WARPS // self.num_groups)
 
     @property
     def warp_bytes(self) -> int:
-        """Sums of a warp."""
+        """Bytes of the sums of a warp."""
         return self.outputs // WIDE * 2 * self.eights * PAIRS_BYTES
 
     def group(self) -> Any:
         return arith.divui(utils.thread_idx(), number(128))
 
     def rank(self) -> Any:
-        """The place of this group among them."""
+        """The number of this group among all."""
         if self.splits == 1:
             return self.group()
         program = assembly(i32(), [], "mov.u32 $0, %cluster_ctarank;", "=r", is_pure=True)
         return total(times(program, self.groups), self.group())
 
     def owner(self) -> Any:
-        """The group that adds the sums of this warp, and of the same warp of other groups."""
+        """The group that adds the sums of this warp over all groups."""
         return arith.divui(Thread.own().warp, number(self.each))
 
     def is_own(self) -> Any:
         return arith.cmpi(arith.CmpIPredicate.eq, self.owner(), self.rank())
 
     def place(self, owner_group: Any, source: Any) -> Any:
-        """The bytes before what a source has of this warp, in the memory of the program whose group adds it."""
+        """Where the memory of the owner's program has a source's sums of this warp, in bytes."""
         of_source = total(times(owner_group, self.num_groups), source)
         which = arith.remui(Thread.own().warp, number(self.each))
         return times(total(times(of_source, self.each), which), self.warp_bytes)
 
     def exchange(self, parts: Any, pairs: Pairs) -> None:
-        """Sums of all groups go to those that add them."""
+        """Send the sums of all groups to their owners."""
         lane = total(address(parts), times(Thread.own().lane, 8))
         program, group = arith.divui(self.owner(), number(self.groups)), arith.remui(self.owner(), number(self.groups))
         base = total(lane, self.place(group, self.rank()))
@@ -99,15 +99,15 @@ class Sources(NamedTuple):
         assembly(nothing(), [], "barrier.cluster.wait.acquire.aligned;", "")
 
     def added(self, parts: Any, pairs: Pairs) -> Pairs:
-        """Sums of all groups, where this one adds them."""
+        """The sums over all groups, in their owner."""
         kind, lane = ir.F32Type.get(), total(address(parts), times(Thread.own().lane, 8))
         bases = [total(lane, self.place(self.group(), number(source))) for source in range(self.num_groups)]
-        found: Pairs = {}
+        sums: Pairs = {}
         for index, place in enumerate(pairs):
             for base in bases:
                 where = total(base, index * PAIRS_BYTES)
                 two = assembly(several(kind, 2), [where], "ld.shared.v2.f32 {$0, $1}, [$2];", "=f,=f,r")
-                one = [llvm.extractvalue(kind, two, [which]) for which in range(2)]
-                before = found.get(place)
-                found[place] = one if before is None else [arith.addf(a, b) for a, b in zip(before, one, strict=True)]
-        return found
+                values = [llvm.extractvalue(kind, two, [which]) for which in range(2)]
+                before = sums.get(place)
+                sums[place] = values if before is None else list(map(arith.addf, before, values))
+        return sums

@@ -1,10 +1,10 @@
 """Products of few rows with a matrix, both in codes of e4m3, at the speed of reading the matrix, on Hopper GPUs.
 
-Outputs are the wide side of the device's products and rows the narrow one, so that 16 rows cost 16, not 64. A program
-has all inputs of its outputs: one thread group keeps blocks of the matrix on their way, the others multiply. The device
-adds products of e4m3 with about 14 bits, so the sums of each block are added to the others in float32.
+Outputs are the wide side of the device's products and rows the narrow side, so that 16 rows cost 16, not 64. A program
+reads all inputs of its outputs: one thread group fetches blocks of the matrix ahead, the others multiply. The device
+adds products of e4m3 with about 14 bits, so the sums of each block are added in float32.
 
-Written in Pallas for Mosaic: Triton cannot keep as much of a matrix on its way.
+Written in Pallas for Mosaic: Triton cannot fetch as much of a matrix ahead.
 """
 
 from functools import partial
@@ -24,7 +24,7 @@ FEWEST_ROWS, MOST_ROWS = 16, 64
 NARROW = 8  # rows are a multiple of it: the narrow side of the device's products
 WIDE = (64, 1), (64, 2), (128, 2)  # outputs of a group of threads, and groups
 SHARED_BYTES = 208 << 10  # for blocks
-LEAST_AHEAD = 3  # blocks, the one that is multiplied among them
+LEAST_AHEAD = 3  # blocks, the current one included
 MOST_AHEAD = 12
 BLOCK = 128  # inputs that share a scale, where each row has several
 SCALES_APART = 128  # bytes: where copies of scales may begin
@@ -41,12 +41,12 @@ class CodeBlocks(NamedTuple):
 
 
 def blocks_of(num_rows: int, outputs: int, inputs: int, *, has_scales: bool = False) -> CodeBlocks | None:
-    """Those of a product, of rows with a scale for each BLOCK of inputs or without; None: the kernel is not for it."""
+    """None where the kernel does not apply. `has_scales`: rows have a scale for each BLOCK of inputs."""
     if not FEWEST_ROWS <= num_rows <= MOST_ROWS or num_rows % NARROW:
         return None
     possible = [(wide, groups) for wide, groups in WIDE if outputs % (wide * groups) == 0]
     # Programs are as small as they can be and still run at once.
-    at_once = [one for one in possible if outputs <= prod(one) * MULTIPROCESSORS]
+    at_once = [tile for tile in possible if outputs <= prod(tile) * MULTIPROCESSORS]
     for wide, groups in (at_once or possible[::-1])[:1]:
         for size in (512, 256, 128):
             scale_bytes = 4 * num_rows * (size // BLOCK) * has_scales
@@ -139,7 +139,7 @@ def _add_parts(rows: Any, scales: Any, matrix: Any, total: Any) -> jax.Array:
     (wide, tokens), count = total.shape, scales.shape[0]
 
     def multiply(started: list[Any]) -> Any:
-        """The rest of the parts is multiplied and all are added."""
+        """Multiply the remaining parts, then add all of them."""
         if len(started) == count:
             return add(started)
 
@@ -151,12 +151,12 @@ def _add_parts(rows: Any, scales: Any, matrix: Any, total: Any) -> jax.Array:
         return pl.run_scoped(start, plgpu.WGMMAAccumulatorRef((wide, tokens)))
 
     def add(started: list[Any]) -> Any:
-        found = total
-        for index, one in enumerate(started):
+        sums = total
+        for index, accumulator in enumerate(started):
             scale = load(scales.at[index], layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
-            sums = plgpu.wgmma_accumulator_load(one, wait_n=count - 1 - index)
-            found = found + sums * lax.broadcast_in_dim(scale, (wide, tokens), (1,))
-        return found
+            part = plgpu.wgmma_accumulator_load(accumulator, wait_n=count - 1 - index)
+            sums = sums + part * lax.broadcast_in_dim(scale, (wide, tokens), (1,))
+        return sums
 
     out: jax.Array = multiply([])
     return out

@@ -1,7 +1,7 @@
-"""Eight-bit codes in `few_row_kernel`: how threads take, widen and multiply them.
+"""Eight-bit codes in `few_row_kernel`: how threads load, widen and multiply them.
 
-A thread takes four neighbouring codes of an output at a time, as the device hands them out (`ldmatrix`), and the same
-inputs of a row. So the device multiplies inputs in another order than they have in memory, with the same result.
+A thread gets four neighbouring codes of an output at a time, in the order of `ldmatrix`, and the same inputs of a row.
+So the device multiplies inputs in another order than they have in memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
 from quire.ops.gpu.hopper.code_fragments import (
@@ -34,15 +33,26 @@ from quire.ops.gpu.hopper.code_fragments import (
     times,
     total,
 )
-from quire.ops.gpu.hopper.memory_numbers import load_bits, widened
-from quire.ops.gpu.hopper.row_fragments import COLUMNS, INPUTS, SHORT, Sums, adds_to_sums, multiply, twice, zero
+from quire.ops.gpu.hopper.row_fragments import (
+    COLUMNS,
+    INPUTS,
+    SHORT,
+    Sums,
+    adds_to_sums,
+    load_bits,
+    multiply,
+    single,
+    twice,
+    widened,
+    zero,
+)
 
-LEAST_CHAINS = 4  # sums that a thread adds to in turn, so that one product need not wait for the last
+LEAST_CHAINS = 4  # sums that a thread adds to in turn, so that a product need not wait for the one before
 
-# Two numbers, of the first or of the last two codes of $1. The bits of e4m3 are a bfloat16 that is 2 ** 120 too small,
-# also where it has no leading one: the device multiplies such numbers by rows that are as much larger. The sign comes
-# from a byte that is made of copies of it. A code of int8 without its highest bit is put into the last bits of a
-# number, which count ones; that number, or 128 more, is subtracted.
+# Two numbers, of the first or of the last two codes of $1. The bits of e4m3, shifted, are a bfloat16 that is 2 ** 120
+# too small, subnormal numbers included; rows and sums are multiplied by that power. The sign comes from a byte that is
+# eight copies of it. A code of int8 without its highest bit goes into the last bits of a number, which count ones; that
+# number, or 128 more, is subtracted.
 _E4M3_TO_BFLOAT16 = """{
 .reg .b32 codes;
 prmt.b32 codes, $1, 0, SIGNED;
@@ -62,17 +72,17 @@ lop3.b32 codes, codes, 0x007f007f, BASE, 0xea;
 sub.rn.TYPEx2 $0, codes, less;
 }"""
 _BASES = {"bfloat16": 0x4300, "float16": 0x6400}
-_SIGNED = "0x9180", "0xb3a2"  # each of two codes, and eight times its highest bit
+_SIGNED = "0x9180", "0xb3a2"  # two codes, each after a byte of copies of its sign
 _PLAIN = "0x4140", "0x4342"
 _TAKE = "first", "last"
-_LARGER_ROWS = 64  # of the powers of two, so that rows and products have room; sums get the others
+_LARGER_ROWS = 64  # the part of the power of two that rows get, so that rows and products stay in range
 _LARGER_SUMS = 120 - _LARGER_ROWS
 _ENLARGE = f"{{ .reg .b32 power; mov.b32 power, {twice(127 + _LARGER_ROWS << 7)}; mul.rn.bf16x2 $0, $1, power; }}"
 
 
 class EightBitSteps(NamedTuple):
     """The `Steps` of such codes: codes [outputs, width] and rows [tokens, width] in shared memory. NaN of e4m3, which
-    no weight has, becomes 480. Beside e4m3 numbers of rows in bfloat16 are less than 2 ** 64."""
+    no weight has, becomes 480. With e4m3, numbers of rows in bfloat16 must be less than 2 ** 64."""
 
     width: int
     outputs: int
@@ -82,7 +92,7 @@ class EightBitSteps(NamedTuple):
 
     @property
     def is_small(self) -> bool:
-        """True for codes that become numbers which are too small."""
+        """True if widened codes are too small by a power of two."""
         return bool(self.code_dtype == jnp.float8_e4m3fn and self.dtype == jnp.bfloat16)
 
     def in_shared(self, places: int) -> list[Any]:
@@ -90,7 +100,7 @@ class EightBitSteps(NamedTuple):
         return [plgpu.SMEM(shape, self.code_dtype, transforms=OF_CODES)]
 
     def slices(self, arrays: Sequence[Any], start: Any, at: Any) -> list[Any]:
-        """Of codes [pieces, outputs of each, inputs]; scales [pieces, outputs of each] are not fetched."""
+        """Codes [pieces, outputs of each, inputs]; scales [pieces, outputs of each] are not fetched in blocks."""
         return [arrays[0].at[:, pl.ds(start, self.outputs // self.pieces), pl.ds(at, self.width)]]
 
     def add(self, arrays: Sequence[Any], rows: Any, sums: jax.Array) -> jax.Array:
@@ -107,15 +117,15 @@ class EightBitSteps(NamedTuple):
         scales = arrays[1]
         stride, each = scales.shape[1], self.outputs // self.pieces
         load = _scales_of(self, stride, scales.dtype)
-        found: jax.Array = load(scales.at[:, pl.ds(start, each)])
-        return found
+        own: jax.Array = load(scales.at[:, pl.ds(start, each)])
+        return own
 
     @property
     def unit(self) -> float:
         return 2.0**_LARGER_SUMS if self.is_small else 1.0
 
     def widened(self, word: Any, place: int) -> Any:
-        """Two numbers of a word of four codes, the first or the last two."""
+        """The first or the last two numbers of a word of four codes."""
         name = jnp.dtype(self.dtype).name
         if self.code_dtype == jnp.int8:
             text = _INT8.replace("PLAIN", _PLAIN[place]).replace("BASE", twice(_BASES[name]))
@@ -129,7 +139,7 @@ class EightBitSteps(NamedTuple):
 def _add_block(steps: EightBitSteps, eights: int, codes: Any, rows: Any, sums: Sums) -> None:
     talls = steps.outputs // WIDE
     chains = max(1, LEAST_CHAINS // (talls * eights))
-    found: dict[tuple[int, int, int], list[Any]] = {}  # by 64 outputs, by eight rows and by chain
+    of_chains: dict[tuple[int, int, int], list[Any]] = {}  # sums by 64 outputs, by eight rows and by chain
     for first in range(0, steps.width, 2 * INPUTS):
         inputs = [_inputs_of(steps, rows, eight, first) for eight in range(eights)]
         for tall in range(talls):
@@ -139,16 +149,16 @@ def _add_block(steps: EightBitSteps, eights: int, codes: Any, rows: Any, sums: S
                 wide = [steps.widened(word, place) for place in range(2) for word in two]
                 for eight in range(eights):
                     chain = tall, eight, (first // INPUTS + index) % chains
-                    before = found.get(chain) or [zero()] * 4
-                    found[chain] = multiply(steps.dtype, wide, inputs[eight][2 * index : 2 * index + 2], before)
-    for (tall, eight, _), four in found.items():
-        for index, one in enumerate(four):
+                    before = of_chains.get(chain) or [zero()] * 4
+                    of_chains[chain] = multiply(steps.dtype, wide, inputs[eight][2 * index : 2 * index + 2], before)
+    for (tall, eight, _), four in of_chains.items():
+        for index, value in enumerate(four):
             half, which = divmod(index, 2)
-            sums[tall, eight, half, which] = arith.addf(sums[tall, eight, half, which], one)
+            sums[tall, eight, half, which] = arith.addf(sums[tall, eight, half, which], value)
 
 
 def _words_of(steps: EightBitSteps, codes: Any, tall: int, first: int) -> list[Any]:
-    """A thread's words of codes, for each sixteen of 32 inputs of both halves of its tile."""
+    """A thread's words of codes: for each sixteen of 32 inputs, both halves of its tile."""
     own = Thread.own()
     row, which = arith.remui(own.lane, number(INPUTS)), arith.divui(own.lane, number(INPUTS))
     eight, within = arith.divui(row, number(8)), arith.remui(row, number(8))
@@ -160,11 +170,11 @@ def _words_of(steps: EightBitSteps, codes: Any, tall: int, first: int) -> list[A
 
 
 def _inputs_of(steps: EightBitSteps, rows: Any, eight: int, first: int) -> list[Any]:
-    """A thread's words of a row, two for each sixteen of 32 inputs: four neighbours."""
+    """A thread's words of a row: for each sixteen of 32 inputs, two words of four neighbours."""
     own = Thread.own()
-    of_row = steps.width // 64  # pieces of rows of shared memory, of two bytes each
+    of_row = steps.width // 64  # pieces of a row in shared memory, 64 numbers each
     base = total(address(rows), times(own.octet, ROW_BYTES), times(arith.remui(own.quad, number(2)), 8))
-    found = []
+    all_words = []
     for start in (first, first + INPUTS):
         chunk = arith.xori(total(arith.divui(own.quad, number(2)), start % 64 // 8), own.octet)
         where = total(base, times(chunk, CHUNK_BYTES), (eight * of_row + start // 64) * 8 * ROW_BYTES)
@@ -172,26 +182,26 @@ def _inputs_of(steps: EightBitSteps, rows: Any, eight: int, first: int) -> list[
         words = [llvm.extractvalue(i32(), two, [index]) for index in range(2)]
         if steps.is_small:
             words = [assembly(i32(), [word], _ENLARGE, "=r,r", is_pure=True) for word in words]
-        found += words
-    return found
+        all_words += words
+    return all_words
 
 
 def _scales_of(steps: EightBitSteps, stride: int, dtype: Any) -> Callable[[Any], Any]:
-    """float32 [outputs] of scales outside of shared memory, [pieces, outputs of each], those of a piece a stride on."""
+    """Loads float32 [outputs] from scales [pieces, outputs of each] in global memory. `stride`: from a piece to the
+    next."""
     each = steps.outputs // steps.pieces // WIDE
 
     def load(_: Any, scales: Any) -> Any:
         layout, own = BY_ROW.to_mgpu(), Thread.own()
-        found = empty(layout, (steps.outputs,))
+        registers = empty(layout, (steps.outputs,))
         bits = []
-        for index in range(found.size):
+        for index in range(registers.size):
             tall, half = divmod(index, 2)
             piece, within = divmod(tall, each)
             where = total(times(own.warp, INPUTS), own.octet, piece * stride + within * WIDE + half * 8)
             bits.append(load_bits(scales, where, dtype))
-        for one, place in zip(bits, np.ndindex(found.shape), strict=True):
-            scale = llvm.mlir_undef(ir.VectorType.get((1,), ir.F32Type.get()))
-            found[place] = llvm.insertelement(scale, widened(one, dtype), number(0))
-        return fragments(found, layout)
+        for scale_bits, place in zip(bits, np.ndindex(registers.shape), strict=True):
+            registers[place] = single(widened(scale_bits, dtype))
+        return fragments(registers, layout)
 
     return in_registers((plgpu.RefType(),), plgpu.ShapeDtypeStruct((steps.outputs,), jnp.float32, BY_ROW), load)

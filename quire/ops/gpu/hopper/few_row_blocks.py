@@ -1,6 +1,6 @@
-"""Blocks of products of few rows with codes: what a program of `few_row_kernel` does, and what is on its way.
+"""How products of few rows with codes are divided: what a program of `few_row_kernel` computes and fetches ahead.
 
-They are chosen as measured on an H200 with the products of an 8B model (docs/notes/four-bits.md).
+Chosen by measurements on an H200 with the products of an 8B model (docs/notes/four-bits.md).
 """
 
 from collections.abc import Callable
@@ -11,47 +11,46 @@ from quire.ops.gpu.hopper.code_fragments import WIDE
 from quire.ops.gpu.hopper.mosaic import MULTIPROCESSORS
 from quire.ops.weights.four_bits import PLACES
 
-NARROW = 8  # rows are a multiple of it, or fewer: the narrow side
-MOST_BY_WARP = 16  # rows that each warp multiplies by itself
+NARROW = 8  # rows are a multiple of it, or fewer
+MOST_BY_WARP = 16  # with more rows, the warps of a group multiply together
 MOST_ROWS = 64
-ENOUGH_BUSY = 0.7  # of the time that the multiprocessor with most to do takes
-LEAST_BUSY, LEAST_BUSY_OF_MANY = 86, 118  # multiprocessors, for rows that warps multiply by themselves, and more
+ENOUGH_BUSY = 0.7  # mean work of a multiprocessor, relative to the busiest
+LEAST_BUSY, LEAST_BUSY_OF_MANY = 86, 118  # multiprocessors, up to MOST_BY_WARP rows and above
 SHARED_BYTES = 220 << 10  # of a multiprocessor, for all its programs
-MOST_PROGRAMS = 2  # that a multiprocessor should have at once
+MOST_PROGRAMS = 2  # of a multiprocessor at once
 SPLITS = (1, 2, 4)  # programs of a cluster
-# Blocks of a group that are on their way, at least, and steps of each: the best first.
+# Blocks that a group fetches ahead, at least, and steps of a block: the best first.
 DEPTHS = (4, 4), (2, 4), (4, 2), (2, 2), (2, 1), (1, 1)
 DEPTHS_OF_MANY = (4, 4), (4, 2), (2, 4), (2, 2), (2, 1), (1, 1)
 DEPTHS_OF_EIGHT_BITS = (4, 4), (2, 4), (3, 2), (4, 1), (2, 2), (2, 1), (1, 1)
 MOST_AHEAD = 8
-MOST_STEPS = 1.15  # that are computed, of those that there are: beyond the last, codes, factors and rows are zeros
+MOST_STEPS = 1.15  # computed steps per real step; those beyond the last are zeros
 EIGHT_BIT_STEP = 128  # inputs
 
 
 class RowBlocks(NamedTuple):
-    """The work of a program: `outputs`, and one of `splits` parts of the inputs, which its groups of threads share, in
-    blocks of `steps`."""
+    """The work of a program: some outputs, and a part of the inputs, which its groups of threads share."""
 
     outputs: int
-    steps: int
-    ahead: int  # blocks that have room at once, of each group
-    splits: int
-    groups: int
+    steps: int  # of a block
+    ahead: int  # blocks of a group that have room at once
+    splits: int  # programs, a cluster, that share the inputs of the same outputs
+    groups: int  # of threads
 
 
 class Matrix(NamedTuple):
-    """The matrix. Outputs are in `pieces`, of each of which a program has as many: gates and ups."""
+    """The matrix. Outputs come in `pieces` (gates, then ups); a program has as many of each."""
 
     outputs: int
     inputs: int
     pieces: int
     step: int  # inputs
-    group: int  # inputs with the same scale, whole steps or parts of one
+    group: int  # inputs with the same scale: whole steps or parts of a step
     bytes_of: Callable[[int, int, int], int]  # of a block, by rows, outputs and inputs
 
 
 def of_four_bits(num_rows: int, outputs: int, inputs: int, group: int, run: int, pieces: int = 1) -> RowBlocks | None:
-    """Those of a product; None: the kernel is not for it."""
+    """None where the kernel does not apply."""
     step, by_warp = PLACES * run, num_rows <= MOST_BY_WARP
 
     def bytes_of(rows: int, wide: int, width: int) -> int:
@@ -75,8 +74,8 @@ def of_eight_bits(num_rows: int, outputs: int, inputs: int, pieces: int = 1) -> 
 
 
 def bytes_of_sums(rows: int, outputs: int, splits: int, groups: int) -> int:
-    """Shared memory in which a program's groups get the sums of others. A group that adds any has a whole tile of a
-    warp, of which there are four."""
+    """Shared memory in which a program's groups receive the sums of others. A group adds whole tiles of warps, of which
+    there are four."""
     sources = splits * groups
     return groups * max(sources, 4) * outputs * rows if sources > 1 else 0
 
@@ -98,24 +97,24 @@ def _blocks_of(num_rows: int, matrix: Matrix, depths: tuple[tuple[int, int], ...
             width = steps * step
             if (matrix.group % width and width % matrix.group) or not _is_full(num_steps, steps * sources):
                 continue
-            found = min(room // matrix.bytes_of(rows, wide, width), ceil(num_steps / (steps * sources)))
-            if found >= ahead:
-                return RowBlocks(wide, steps, min(found, MOST_AHEAD), splits, groups)
+            num_ahead = min(room // matrix.bytes_of(rows, wide, width), ceil(num_steps / (steps * sources)))
+            if num_ahead >= ahead:
+                return RowBlocks(wide, steps, min(num_ahead, MOST_AHEAD), splits, groups)
     return None
 
 
 def _splits(tiles: int, num_steps: int, least: int) -> int:
-    """So few that multiprocessors have about as much to do each: else it is as long as for those with most."""
+    """The fewest with which multiprocessors have about equal work, or else those with which they come closest."""
 
     def busy(splits: int) -> float:
         share = tiles * splits / MULTIPROCESSORS
         return share / ceil(share)
 
     possible = [splits for splits in SPLITS if _is_full(num_steps, splits)]
-    good = (one for one in possible if busy(one) >= ENOUGH_BUSY and tiles * one >= least)
+    good = (splits for splits in possible if busy(splits) >= ENOUGH_BUSY and tiles * splits >= least)
     return next(good, max(possible, key=busy))
 
 
 def _is_full(num_steps: int, at_once: int) -> bool:
-    """True if steps in so many equal parts are few more than there are."""
+    """True if rounding the steps up to a multiple of `at_once` adds few."""
     return ceil(num_steps / at_once) * at_once <= MOST_STEPS * num_steps

@@ -1,11 +1,11 @@
 """Products of few rows with codes of four or eight bits on Hopper GPUs, in little more time than reading codes takes.
 
-A group of 128 threads has a share of the outputs and of the inputs, and keeps blocks of codes, factors and rows on
-their way into shared memory. Codes are widened in the registers from which the device multiplies them. The groups that
-share the inputs of some outputs are those of a program, or of programs that are neighbours and write into each other's
-memory (a cluster): they add their sums, in a fixed order, and make of them what `row_epilogues` says.
+A group of 128 threads has a share of the outputs and of the inputs, and fetches blocks of codes, factors and rows ahead
+into shared memory. Codes are widened in the registers from which the device multiplies them. The groups that share the
+inputs of some outputs belong to one program, or to a cluster of programs that write into each other's memory. They add
+their sums in a fixed order, and an epilogue (`row_epilogues`) makes the results of them.
 
-Written in Pallas for Mosaic: Triton has no clusters, and keeps less on its way.
+Written in Pallas for Mosaic: Triton has no clusters, and fetches less ahead.
 """
 
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ from quire.ops.gpu.hopper.row_fragments import COLUMNS, close_block
 
 
 class Steps(Protocol):
-    """The codes of a block, `outputs` by `width` inputs, and how they are multiplied. Arrays have their outputs as
-    [pieces, outputs of each], and a block has as many of each piece."""
+    """How a block of codes, `outputs` by `width` inputs, is stored and multiplied. Arrays have outputs as [pieces,
+    outputs of each], and a block has as many of each piece."""
 
     @property
     def outputs(self) -> int: ...
@@ -38,20 +38,20 @@ class Steps(Protocol):
     def width(self) -> int: ...
 
     def in_shared(self, places: int) -> list[Any]:
-        """Room for so many blocks of each of the arrays that are fetched."""
+        """Shared memory for so many blocks of each array that is fetched."""
 
     def slices(self, arrays: Sequence[Any], start: Any, at: Any) -> list[Any]:
-        """The block of each of them that begins at such an output of each piece, and such an input."""
+        """The block of each array from output `start` of each piece and input `at` on."""
 
     def add(self, arrays: Sequence[Any], rows: Any, sums: jax.Array) -> jax.Array:
-        """float32 sums [outputs, rows] and the products of a block with rows, all in shared memory."""
+        """`sums`, float32 [outputs, rows], plus the products of a block with rows; both are in shared memory."""
 
     def scales(self, arrays: Sequence[Any], start: Any) -> jax.Array | None:
-        """Of the sums of each output [outputs]; None: sums have them."""
+        """A factor for the sums of each output, [outputs]; None: the sums include it."""
 
     @property
     def unit(self) -> float:
-        """Of all sums."""
+        """A factor for all sums."""
 
 
 class Plan(NamedTuple):
@@ -59,15 +59,15 @@ class Plan(NamedTuple):
     steps: Steps
     epilogue: Epilogue
     squares: Squares | None
-    num_arrays: int  # of steps
-    num_given: int  # of the epilogue
+    num_arrays: int  # that the steps read
+    num_inputs: int  # that the epilogue reads
 
 
 def few_row_product(
     x: jax.Array, arrays: Sequence[jax.Array], outputs: int, plan: Plan, *more: jax.Array
 ) -> tuple[jax.Array, ...]:
-    """Results of x [t, inputs], numbers of two bytes, and of the arrays of the plan's steps. `more`: squares, if the
-    plan has some, and what the epilogue is given."""
+    """The epilogue's results for x [t, inputs], numbers of two bytes. `arrays`: those of the plan's steps. `more`: the
+    squares, if the plan has them, and the epilogue's inputs."""
     blocks, steps, epilogue = plan.blocks, plan.steps, plan.epilogue
     tokens = max(len(x), NARROW)
     splits, groups, places = blocks.splits, blocks.groups, blocks.ahead * blocks.groups
@@ -89,20 +89,20 @@ def few_row_product(
             plgpu.SMEM((groups, WARPS * tokens), jnp.float32),
             plgpu.Barrier(num_arrivals=1 + len(in_shared), num_barriers=places),
         ],
-        # The kernel has its own barriers: those of JAX would be one before each of the copies of a block.
+        # The kernel has its own barriers: JAX would put one before each copy of a block.
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup, unsafe_no_auto_barriers=True
         ),
     )
-    found: tuple[jax.Array, ...] = run(x, *arrays, *more)
-    return found
+    out: tuple[jax.Array, ...] = run(x, *arrays, *more)
+    return out
 
 
 def _kernel(plan: Plan, x_ref: Any, *refs: Any) -> None:
     blocks, steps, epilogue = plan.blocks, plan.steps, plan.epilogue
-    counts = plan.num_arrays, int(plan.squares is not None), plan.num_given
+    counts = plan.num_arrays, int(plan.squares is not None), plan.num_inputs
     ends = [sum(counts[: index + 1]) for index in range(3)]
-    arrays, squares, given = refs[: ends[0]], refs[ends[0] : ends[1]], refs[ends[1] : ends[2]]
+    arrays, squares, inputs_of_epilogue = refs[: ends[0]], refs[ends[0] : ends[1]], refs[ends[1] : ends[2]]
     *results_and_codes, rows, parts, scratch, are_there = refs[ends[2] :]
     num_codes = len(steps.in_shared(1))
     results, codes = results_and_codes[:-num_codes], results_and_codes[-num_codes:]
@@ -117,15 +117,15 @@ def _kernel(plan: Plan, x_ref: Any, *refs: Any) -> None:
 
     def fetch(index: Any, place: Any) -> None:
         at = (source * count + index) * width
-        # Rows that are not there are zeros. No known number: one would be held against the number of rows.
-        given = x_ref.at[pl.ds(0 * program, tokens), pl.ds(at, width)]
-        for some, to in zip((*steps.slices(arrays, start, at), given), (*codes, rows), strict=True):
+        # Rows beyond the last are zeros. The offset is not a constant, which would be checked against their number.
+        some_rows = x_ref.at[pl.ds(0 * program, tokens), pl.ds(at, width)]
+        for some, to in zip((*steps.slices(arrays, start, at), some_rows), (*codes, rows), strict=True):
             plgpu.copy_gmem_to_smem(some, to.at[place], are_there.at[place])
 
     def add(index: Any, sums: jax.Array) -> jax.Array:
         place = first + lax.rem(index, blocks.ahead)
         plgpu.barrier_wait(are_there.at[place])
-        sums = steps.add([one.at[place] for one in codes], rows.at[place], sums)
+        sums = steps.add([array.at[place] for array in codes], rows.at[place], sums)
         close_block()
         pl.when(index + blocks.ahead < count)(lambda: fetch(index + blocks.ahead, place))
         return sums
@@ -133,7 +133,7 @@ def _kernel(plan: Plan, x_ref: Any, *refs: Any) -> None:
     for index in range(min(blocks.ahead, count)):
         fetch(index, first + index)
     # While the first blocks are on their way.
-    loaded = epilogue.load(given, start, (blocks.outputs, tokens), num_rows)
+    loaded = epilogue.load(inputs_of_epilogue, start, (blocks.outputs, tokens), num_rows)
     scales = steps.scales(arrays, start)
     factors = [] if plan.squares is None else [plan.squares.factors(tokens)(squares[0], scratch.at[group])]
     zeros = plgpu.layout_cast(jnp.zeros((blocks.outputs, tokens), jnp.float32), plgpu.Layout.WGMMA)

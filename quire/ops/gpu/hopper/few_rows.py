@@ -1,7 +1,7 @@
-"""Products of few rows with matrices in codes of four or eight bits on Hopper GPUs, each with what follows it.
+"""Products of few rows with matrices in codes of four or eight bits on Hopper GPUs, fused with what follows each.
 
-A layer of decodes has few launches that way: no norm, gate or sum is one of its own. Rows of a norm come without the
-factor of a row (`RowFactor`), as `added` gives them.
+So a layer of decodes has few launches: norms, gates and sums have none of their own. The rows of a norm come without
+the factor of each row (`RowFactor`), as `added` gives them.
 """
 
 from functools import partial
@@ -26,19 +26,19 @@ Weight = FourBits | Coded
 
 
 class RowFactor(NamedTuple):
-    """The factors that rows lack to be normal: 1 / sqrt(mean of squares + eps), of the rows before the norm."""
+    """The factors of a norm, still to be applied to its rows: 1 / sqrt(mean of squares + eps)."""
 
     squares: jax.Array  # float32 [parts, rows]: sums
     eps: float
 
 
 def fits(num_rows: int, dtype: Any, weight: Weight, *, is_gated: bool = False) -> bool:
-    """True if the kernel is for such rows of such numbers. `is_gated`: the outputs are gates and ups."""
+    """True if the kernel multiplies such rows with this weight. `is_gated`: the outputs are gates and ups."""
     return blocks_of(num_rows, dtype, weight, 2 if is_gated else 1) is not None
 
 
 def blocks_of(num_rows: int, dtype: Any, weight: Weight, pieces: int = 1) -> RowBlocks | None:
-    """Those of a product; None: the kernel is not for it."""
+    """None where the kernel does not apply."""
     if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16) or num_rows < 1:
         return None
     outputs, inputs = _sizes(weight)
@@ -53,7 +53,7 @@ def sums(x: jax.Array, weight: Weight, dtype: Any, factor: RowFactor | None = No
 
 
 def gated(x: jax.Array, weight: Weight, factor: RowFactor | None = None) -> jax.Array:
-    """silu(gates) * ups [t, m] of a matrix that has all gates, m of them, and then all ups."""
+    """silu(gates) * ups [t, m] of a matrix with all m gates first, then all ups."""
     return product(x, weight, Gate(x.dtype), factor)[0]
 
 
@@ -65,8 +65,8 @@ def added(
     offset: float,
     factor: RowFactor | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The residual and the product, rounded, [t, outputs]; that times (norm_weight + offset), rounded: the rows of the
-    next product, and the squares of their `RowFactor`."""
+    """residual + product, rounded, [t, outputs]; that times (norm_weight + offset), rounded, which are the rows of the
+    next product; and the squares of their `RowFactor`."""
     epilogue = Add(residual.dtype, norm_weight.dtype, offset)
     total, normal, squares = product(x, weight, epilogue, factor, residual, norm_weight)
     return total, normal, squares
@@ -80,12 +80,12 @@ def product(
     *given: jax.Array,
     blocks: RowBlocks | None = None,
 ) -> tuple[jax.Array, ...]:
-    """The results of an epilogue that is `given` some arrays."""
+    """The results of an epilogue. `given`: its inputs."""
     blocks = blocks or blocks_of(len(x), x.dtype, weight, epilogue.pieces)
     assert blocks is not None, "the kernel is not for this product"
     squares, eps = (None, 0.0) if factor is None else factor
-    found: tuple[jax.Array, ...] = _product(x, weight, squares, given, blocks, epilogue, eps)
-    return found
+    out: tuple[jax.Array, ...] = _product(x, weight, squares, given, blocks, epilogue, eps)
+    return out
 
 
 @partial(jax.jit, static_argnums=(4, 5, 6))  # layers that are alike are traced once

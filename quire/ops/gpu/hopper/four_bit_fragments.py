@@ -1,8 +1,8 @@
-"""Pieces of the kernel of few rows and four-bit codes: how threads take codes, widen and multiply them.
+"""Four-bit codes in `few_row_kernel`: how threads load, widen and multiply them.
 
-A thread takes elements as the device hands them out (`ldmatrix`). A word of two elements has two inputs in each of four
-places. Sums are in units of what a widened code is: see `Units`. Up to `MOST_BY_WARP` rows each warp multiplies by
-itself; of more, all threads of a group read the same ones.
+A thread gets elements in the order of `ldmatrix`. A word of two elements has two inputs in each of four places. Sums
+count in `Units`. Up to `MOST_BY_WARP` rows each warp multiplies by itself; with more, the warps of a group multiply
+together (`wgmma`).
 """
 
 from collections.abc import Callable, Sequence
@@ -46,6 +46,7 @@ from quire.ops.gpu.hopper.row_fragments import (
     adds_to_sums,
     by_place,
     multiply,
+    single,
     twice,
     zero,
 )
@@ -56,15 +57,14 @@ WORD_BYTES = 4
 
 
 class Units(NamedTuple):
-    """The numbers with which codes become floats. The last bits of a float whose other bits are zero count its smallest
-    numbers, so a code that is alone in an element is a number, and one four bits higher is sixteen times as much.
-    Multiplied by a power of two, and less the zero point, it is exact."""
+    """The numbers with which codes become floats. A code alone in the bits of an element is a subnormal float; a code
+    four bits higher is sixteen times as much. Times a power of two, less the zero point, it is exact."""
 
-    powers: tuple[int, int]  # bits of the powers for a code in the lowest four bits, and in the next
-    above: int  # bits of a float to which a zero point may be added as bits
-    less: int  # bits of the unit, negative
-    rest: int  # bits of that float in units
-    inverse: float  # what a unit is one of
+    powers: tuple[int, int]  # their bits, for a code in the lowest four bits and for one in the next
+    above: int  # bits of a float whose last bits count ones: or'ed with a zero point, it is above + zero point
+    less: int  # bits of -unit
+    rest: int  # bits of above in units
+    inverse: float  # 1 / unit
 
 
 UNITS = {
@@ -91,7 +91,7 @@ fma.rn.TYPEx2 $0, zeros, less, rest;
 
 class FourBitSteps(NamedTuple):
     """The `Steps` of such codes. A block in shared memory: elements [tiles, num_steps * TILE, run], factors [groups,
-    outputs] and rows [tokens, width]. Tiles and outputs are those of all pieces, one after the other."""
+    outputs] and rows [tokens, width]. Tiles and outputs of all pieces follow each other."""
 
     run: int
     group: int
@@ -143,7 +143,7 @@ class FourBitSteps(NamedTuple):
         return added
 
     def scales(self, arrays: Sequence[Any], start: Any) -> None:
-        """Sums have them."""
+        """The sums include them."""
 
     @property
     def unit(self) -> float:
@@ -155,11 +155,11 @@ class FourBitSteps(NamedTuple):
 
     @property
     def type_name(self) -> str:
-        """Of rows, in assembly."""
+        """The type of rows in assembly."""
         return SHORT[jnp.dtype(self.dtype).name]
 
     def group_of(self, first: int) -> int:
-        """That of an input of the block."""
+        """The group of an input of the block."""
         return first // self.group if self.groups > 1 else 0
 
     def factor(self, factors: Any, group: int, tall: int, half: int) -> Any:
@@ -170,7 +170,7 @@ class FourBitSteps(NamedTuple):
         return assembly(i32(), [where], "ld.shared.b32 $0, [$1];", "=r,r")
 
     def elements(self, codes: Any, at: int, tall: int) -> list[list[Any]]:
-        """A thread's words of a step, four of each sixteen elements: as the device takes them."""
+        """A thread's words of a step, four of each sixteen elements, in the order of the device's product."""
         row_bytes = 2 * self.run
         chunks, shift = row_bytes // CHUNK_BYTES, (ROW_BYTES // row_bytes).bit_length() - 1
         own = Thread.own()
@@ -178,21 +178,21 @@ class FourBitSteps(NamedTuple):
         swapped = arith.andi(arith.shrui(row, number(shift)), number(chunks - 1))
         tile = total(own.warp, 4 * tall)
         base = total(address(codes), times(tile, self.num_steps * TILE * row_bytes), times(row, row_bytes))
-        found = []
+        words = []
         for first in range(0, chunks, 2):
             chunk = times(arith.xori(total(which, first), swapped), CHUNK_BYTES)
-            found.append(load_matrices(total(base, chunk, at * TILE * row_bytes), is_turned=False))
-        return found
+            words.append(load_matrices(total(base, chunk, at * TILE * row_bytes), is_turned=False))
+        return words
 
     def widened(self, word: Any, offset: Any, place: int) -> Any:
-        """Two codes of a word less their zero points, as floats in units."""
+        """Two codes of a word, less their zero points, as floats in units."""
         text = _WIDEN.replace("SHIFTED", "shr.u32 codes, $1, 8;" if place >= 2 else "mov.b32 codes, $1;")
         text = text.replace("MASK", twice(0xF << 4 * (place % 2)))
         text = text.replace("POWER", twice(self.units.powers[place % 2]))
         return assembly(i32(), [word, offset], text.replace("TYPE", self.type_name), "=r,r,r", is_pure=True)
 
     def offset(self, factor: Any) -> Any:
-        """The zero point, negative, two times."""
+        """A word with twice the negative zero point."""
         units = self.units
         text = _OFFSET.replace("ABOVE", twice(units.above)).replace("LESS", twice(units.less))
         text = text.replace("REST", twice(units.rest)).replace("TYPE", self.type_name)
@@ -207,12 +207,12 @@ class FourBitSteps(NamedTuple):
 
 
 def _widened(steps: FourBitSteps, at: int) -> Callable[[Any, Any], Any]:
-    """[outputs, inputs] of a step, codes less their zero points in units. One group has all its inputs."""
+    """Codes [outputs, inputs] of a step, less their zero points, in units. The step lies within one group."""
 
     def widen(_: Any, codes: Any, factors: Any) -> Any:
         layout = BY_PRODUCT.to_mgpu()
-        found = empty(layout, (steps.outputs, steps.size))
-        places = by_place(found)
+        registers = empty(layout, (steps.outputs, steps.size))
+        places = by_place(registers)
         pair = ir.VectorType.get((2,), utils.dtype_to_ir_type(steps.dtype))
         group = steps.group_of(at * steps.size)
         for tall in range(steps.outputs // WIDE):
@@ -221,31 +221,30 @@ def _widened(steps: FourBitSteps, at: int) -> Callable[[Any, Any], Any]:
                 for place in range(PLACES):
                     first = (place * steps.run + sixteen * INPUTS) // 8
                     for index, word in enumerate(words):
-                        made = steps.widened(word, offsets[index % 2], place)
-                        found[places[tall, first + index // 2, index % 2]] = utils.bitcast(made, pair)
-        return fragments(found, layout)
+                        floats = steps.widened(word, offsets[index % 2], place)
+                        registers[places[tall, first + index // 2, index % 2]] = utils.bitcast(floats, pair)
+        return fragments(registers, layout)
 
     result = plgpu.ShapeDtypeStruct((steps.outputs, steps.size), steps.dtype, BY_PRODUCT)
     return in_registers((plgpu.RefType(steps.of_codes), plgpu.RefType()), result, widen)
 
 
 def _scales_of(steps: FourBitSteps, at: int) -> Callable[[Any], Any]:
-    """float32 [outputs], of a step."""
+    """The scales of a step, float32 [outputs]."""
 
     def load(_: Any, factors: Any) -> Any:
         layout = BY_ROW.to_mgpu()
-        found = empty(layout, (steps.outputs,))
-        for index, where in enumerate(np.ndindex(found.shape)):
+        registers = empty(layout, (steps.outputs,))
+        for index, where in enumerate(np.ndindex(registers.shape)):
             factor = steps.factor(factors, steps.group_of(at * steps.size), *divmod(index, 2))
-            one = llvm.mlir_undef(ir.VectorType.get((1,), ir.F32Type.get()))
-            found[where] = llvm.insertelement(one, steps.scale(factor), number(0))
-        return fragments(found, layout)
+            registers[where] = single(steps.scale(factor))
+        return fragments(registers, layout)
 
     return in_registers((plgpu.RefType(),), plgpu.ShapeDtypeStruct((steps.outputs,), jnp.float32, BY_ROW), load)
 
 
 def _add_by_warp(steps: FourBitSteps, tokens: int) -> Callable[..., Any]:
-    """A warp loads all rows, and multiplies a tile at a time."""
+    """Each warp loads all rows, and multiplies its outputs tile by tile."""
 
     def add(codes: Any, factors: Any, rows: Any, sums: Sums) -> None:
         for at in range(steps.num_steps):
@@ -255,29 +254,29 @@ def _add_by_warp(steps: FourBitSteps, tokens: int) -> Callable[..., Any]:
 
 
 def _rows_of(steps: FourBitSteps, rows: Any, at: int, tokens: int) -> list[list[list[Any]]]:
-    """A thread's words of rows, by eight rows and by sixteen inputs of a step."""
+    """A thread's words of rows: by eight rows, then by sixteen inputs of a step."""
     own = Thread.own()
     row, matrix = arith.remui(own.lane, number(8)), arith.divui(own.lane, number(8))
     halves = []  # of a row of shared memory
     for first in (0, 4):
         chunk = times(arith.xori(total(matrix, first), row), CHUNK_BYTES)
         halves.append(total(address(rows), times(row, ROW_BYTES), chunk))
-    found: list[list[list[Any]]] = []
+    of_eights: list[list[list[Any]]] = []
     for eight in range(tokens // COLUMNS):
-        found.append([])
+        of_eights.append([])
         for first in range(at * steps.size, (at + 1) * steps.size, 2 * INPUTS):
             where = (eight * (steps.width // 64) + first // 64) * 8 * ROW_BYTES
             words = load_matrices(total(halves[first % 64 // 32], where), is_turned=False)
-            found[-1] += [words[:2], words[2:]]
-    return found
+            of_eights[-1] += [words[:2], words[2:]]
+    return of_eights
 
 
 def _add_step(steps: FourBitSteps, at: int, weight: tuple[Any, Any], rows: list[list[list[Any]]], sums: Sums) -> None:
     kind, (codes, factors) = ir.F32Type.get(), weight
     for tall in range(steps.outputs // WIDE):
-        # Sums, by group, by eight rows and by sixteen elements of two, so that one product need not wait for the last.
+        # Sums by group, by eight rows and by chain: with several chains a product need not wait for the one before.
         of_groups: dict[tuple[int, int, int], list[Any]] = {}
-        scales: dict[int, list[Any]] = {}  # of a group, for the halves of a tile
+        scales: dict[int, list[Any]] = {}  # by group, for both halves of a tile
         offsets: dict[int, list[Any]] = {}
         for sixteen, words in enumerate(steps.elements(codes, at, tall)):
             for place in range(PLACES):
@@ -307,10 +306,10 @@ def _add_by_group(steps: FourBitSteps, block: tuple[Any, Any, Any], sums: jax.Ar
     for at in range(steps.num_steps):
         numbers, scales = _widened(steps, at)(codes, factors), _scales_of(steps, at)(factors)
 
-        def one_product(accumulator: Any, numbers: jax.Array = numbers, at: int = at) -> Any:
+        def multiply_step(accumulator: Any, numbers: jax.Array = numbers, at: int = at) -> Any:
             plgpu.wgmma(accumulator, numbers, rows.at[:, pl.ds(at * steps.size, steps.size)].transpose((1, 0)))
             return accumulator[...]
 
-        added: jax.Array = pl.run_scoped(one_product, plgpu.WGMMAAccumulatorRef((steps.outputs, sums.shape[1])))
+        added: jax.Array = pl.run_scoped(multiply_step, plgpu.WGMMAAccumulatorRef((steps.outputs, sums.shape[1])))
         sums = sums + added * lax.broadcast_in_dim(scales, added.shape, (0,))
     return sums

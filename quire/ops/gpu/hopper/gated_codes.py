@@ -1,10 +1,10 @@
 """Gates and ups of few rows, both in codes of e4m3, multiplied, gated and rounded to codes again in one launch.
 
-As in `code_product`, a program has all inputs of its outputs. Here these are gates and the ups that belong
-to them, so that it has whole numbers of the next product's rows: BLOCK of each row, which have a scale of their own. So
-no program waits for another's largest number.
+As in `code_product`, a program reads all inputs of its outputs. Here these are gates and the ups that belong to them,
+so that it has BLOCK finished numbers of each of the next product's rows. They get a scale of their own, so that no
+program waits for another's largest number.
 
-A thread has numbers of many rows, and few of each. They pass through shared memory, so that half a warp has a row.
+A thread has numbers of many rows, and few of each. They pass through shared memory, after which half a warp has a row.
 """
 
 from functools import partial
@@ -31,7 +31,7 @@ from quire.ops.weights.rounded_rows import nearest_codes, row_scale
 BLOCK = 128  # numbers of a row that have a scale
 GROUPS = 2  # of threads
 WIDE = BLOCK // GROUPS  # gates of a group, and ups
-SHARED_BYTES = 224 << 10  # for blocks, and for numbers on their way between threads
+SHARED_BYTES = 224 << 10  # for blocks, and for the numbers that threads exchange
 ALL_BUT_SIGN = 0x7FFFFFFF
 # Half a warp has a row, eight numbers in each thread.
 BY_ROW = plgpu.Layout.TILED(
@@ -47,7 +47,7 @@ class GatedBlocks(NamedTuple):
 
 
 def gated_blocks_of(num_rows: int, numbers: int, inputs: int, dtype: Any) -> GatedBlocks | None:
-    """Those of a product with `numbers` gates and as many ups; None: the kernel is not for it."""
+    """For `numbers` gates and as many ups. None where the kernel does not apply."""
     if not FEWEST_ROWS <= num_rows <= MOST_ROWS or num_rows % NARROW or numbers % BLOCK:
         return None
     room = SHARED_BYTES - num_rows * BLOCK * jnp.dtype(dtype).itemsize
@@ -65,9 +65,9 @@ def gated_codes(
     column_scales: jax.Array,
     dtype: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """Codes [t, m] of silu(gate) * up, and their scales, float32 [m / BLOCK, t]. Gates and ups are those of rows
-    [t, inputs], with scales [t, 1], and of a matrix [2 * m, inputs], gates first, with scales [2 * m]. As in
-    quire.ops.weights.rounded_rows they are rounded to `dtype` before."""
+    """Codes [t, m] of silu(gate) * up, and their scales, float32 [m / BLOCK, t], of rows [t, inputs] with scales
+    [t, 1] and a matrix [2 * m, inputs], gates first, with scales [2 * m]. They are rounded to `dtype` before, as in
+    quire.ops.weights.rounded_rows."""
     (tokens, inputs), numbers = rows.shape, len(matrix) // 2
     blocks = gated_blocks_of(tokens, numbers, inputs, dtype)
     assert blocks is not None
@@ -113,12 +113,12 @@ def _kernel(
 
     def add_block(_: Any, rows: Any, gates: Any, ups: Any, totals: tuple[jax.Array, jax.Array]) -> Any:
         def multiply(*sums: Any) -> tuple[jax.Array, ...]:
-            for one, matrix in zip(sums, (gates, ups), strict=True):
-                plgpu.wgmma(one, matrix.at[pl.ds(group * WIDE, WIDE)], rows.transpose((1, 0)))
-            return tuple(one[...] for one in sums)
+            for accumulator, matrix in zip(sums, (gates, ups), strict=True):
+                plgpu.wgmma(accumulator, matrix.at[pl.ds(group * WIDE, WIDE)], rows.transpose((1, 0)))
+            return tuple(accumulator[...] for accumulator in sums)
 
         sums = pl.run_scoped(multiply, *[plgpu.WGMMAAccumulatorRef((WIDE, tokens))] * 2)
-        return tuple(total + one for total, one in zip(totals, sums, strict=True))
+        return tuple(map(jnp.add, totals, sums))
 
     def columns(first: Any) -> jax.Array:
         scales = column_scales_ref.at[pl.ds(first + start + group * WIDE, WIDE)]
@@ -131,7 +131,7 @@ def _kernel(
         zeros = plgpu.layout_cast(jnp.zeros((WIDE, tokens), jnp.float32), plgpu.Layout.WGMMA)
         sums = add_blocks((zeros, zeros))
         by_row = lax.broadcast_in_dim(of_rows, (WIDE, tokens), (1,))
-        gate, up = (one * by_row * scale for one, scale in zip(sums, of_columns, strict=True))
+        gate, up = (total * by_row * scale for total, scale in zip(sums, of_columns, strict=True))
         active = (gate / (1.0 + jnp.exp(-gate)) * up).astype(active_ref.dtype)
         own = active_ref.at[:, pl.ds(group * WIDE, WIDE)].transpose((1, 0))
         own[...] = plgpu.layout_cast(active, plgpu.Layout.WGMMA_TRANSPOSED)
@@ -156,7 +156,7 @@ def _kernel(
 
 
 def _round(program: Any, start: Any, group: Any, active_ref: Any, codes_ref: Any, scales_ref: Any) -> None:
-    """Half of the rows. Of an odd number of eights, both groups have the same eight, and store the same."""
+    """Each group rounds half of the rows. If the eights of rows are odd in number, both store the middle eight."""
     tokens = len(codes_ref)
     count = -(-tokens // (GROUPS * NARROW)) * NARROW
     first = group * (tokens - count)

@@ -87,17 +87,18 @@ def gated(
     assert blocks is not None
     height, part, ahead = blocks
     in_codes = in_shared(SIZE, rows.dtype)
+    ring: list[Any] = [
+        plgpu.SMEM((ahead, height, SIZE), rows.dtype, transforms=in_codes),
+        plgpu.SMEM((ahead, 2 * part, SIZE), rows.dtype, transforms=in_codes),
+        plgpu.Barrier(num_arrivals=3, num_barriers=ahead),
+        plgpu.ClusterBarrier(collective_axes=(TILE,), num_arrivals=GROUPS, num_barriers=ahead),
+    ]
     run = plgpu.kernel(
         partial(_kernel, blocks),
         out_type=jax.ShapeDtypeStruct((tokens, numbers), dtype),  # type: ignore[no-untyped-call]
         scratch_types=(
             plgpu.SMEM((GROUPS, WIDE, store_width(part)), dtype, transforms=in_shared(store_width(part), dtype)),
-            [
-                plgpu.SMEM((ahead, height, SIZE), rows.dtype, transforms=in_codes),
-                plgpu.SMEM((ahead, 2 * part, SIZE), rows.dtype, transforms=in_codes),
-                plgpu.Barrier(num_arrivals=3, num_barriers=ahead),
-                plgpu.ClusterBarrier(collective_axes=(TILE,), num_arrivals=GROUPS, num_barriers=ahead),
-            ],
+            ring,
             plgpu.SMEM((2, 2, part), jnp.float32),
             plgpu.SMEM((height,), jnp.float32),
             plgpu.Barrier(),

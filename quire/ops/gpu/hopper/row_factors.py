@@ -1,10 +1,11 @@
-"""Factors that make the rows of a product normal: of the squares that the product before has summed.
+"""The factors of a norm, from sums of squares that the product before has stored.
 
-Rows come without it, since no program of the kernel that makes them has a whole row. Sums are multiplied by it. A group
-of threads adds the squares in an order that depends on nothing but their number.
+Rows come without their factor, since no program of the kernel that makes them has a whole row; the sums of the product
+are multiplied by it. A group of threads adds the squares in an order that depends on their number alone.
 """
 
 from collections.abc import Callable
+from functools import reduce
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -34,11 +35,11 @@ from quire.ops.gpu.hopper.code_fragments import (
 from quire.ops.gpu.hopper.code_stores import place_in_memory
 from quire.ops.gpu.hopper.row_fragments import COLUMNS, pair, zero
 
-AT_ONCE = 8 * WARPS  # parts: one of each octet of a warp
+AT_ONCE = 8 * WARPS  # parts: one for each octet of a warp
 
 
 class Squares(NamedTuple):
-    """Sums of squares, float32 [parts, rows], of rows of so many inputs."""
+    """Sums of squares, float32 [parts, rows], of rows with so many inputs."""
 
     parts: int
     rows: int
@@ -46,14 +47,14 @@ class Squares(NamedTuple):
     eps: float
 
     def factors(self, tokens: int) -> Callable[[Any, Any], Any]:
-        """float32 [tokens] of the squares. Those of rows that are not there are of another row. `scratch`: float32
-        [WARPS * tokens] in shared memory."""
+        """A function of the squares, and of float32 [WARPS * tokens] in shared memory, that returns factors, float32
+        [tokens]. Padding has the factor of another row."""
 
         def load(_: Any, squares: Any, scratch: Any) -> Any:
             own, layout = Thread.own(), BY_COLUMN.to_mgpu()
             base = total(address(scratch), times(own.quad, 8))
-            found = [self._numbers(squares, total(times(own.quad, 2), eight)) for eight in range(0, tokens, COLUMNS)]
-            for eight, numbers in enumerate(found):
+            loaded = [self._numbers(squares, total(times(own.quad, 2), eight)) for eight in range(0, tokens, COLUMNS)]
+            for eight, numbers in enumerate(loaded):
                 where = total(base, times(own.warp, 4 * tokens), eight * 4 * COLUMNS)
                 sums = list(map(_sum_of_warp, numbers))
                 store_where(is_less(own.lane, 4), "st.shared.v2.f32 [$1], {$2, $3};", where, sums, "r,f,f")
@@ -61,19 +62,19 @@ class Squares(NamedTuple):
             registers = empty(layout, (tokens,))
             for eight, at in enumerate(np.ndindex(registers.shape)):
                 wheres = [total(base, (warp * tokens + eight * COLUMNS) * 4) for warp in range(WARPS)]
-                loaded = [_two(where, "ld.shared", "r") for where in wheres]
-                registers[at] = pair(*(self._factor(*of_row) for of_row in zip(*loaded, strict=True)))
+                of_warps = [_two(where, "ld.shared", "r") for where in wheres]
+                registers[at] = pair(*(self._factor(*of_row) for of_row in zip(*of_warps, strict=True)))
             return fragments(registers, layout)
 
         result = plgpu.ShapeDtypeStruct((tokens,), jnp.float32, BY_COLUMN)
         return in_registers((plgpu.RefType(), plgpu.RefType()), result, load)
 
     def _numbers(self, squares: Any, row: Any) -> list[list[Any]]:
-        """The parts that a thread adds, of a row and of the next, or of the last ones."""
+        """The parts that a thread adds, of a row and the next, or of the last ones."""
         own, kind = Thread.own(), ir.F32Type.get()
         at_once = 2 if self.rows % 2 == 0 else 1
         last = number(self.rows - at_once)
-        found: list[list[Any]] = [[], []]
+        of_rows: list[list[Any]] = [[], []]
         for first in range(0, self.parts, AT_ONCE):
             part = total(times(own.warp, 8), own.octet, first)
             is_part = is_less(part, self.parts)
@@ -87,12 +88,12 @@ class Squares(NamedTuple):
             else:
                 numbers = [assembly(kind, [where], "ld.global.nc.f32 $0, [$1];", "=f,l") for where in wheres]
             for which in range(2):
-                one = numbers[min(which, len(numbers) - 1)]
-                found[which].append(arith.select(is_part, one, zero()) if first + AT_ONCE > self.parts else one)
-        return found
+                value = numbers[min(which, len(numbers) - 1)]
+                of_rows[which].append(arith.select(is_part, value, zero()) if first + AT_ONCE > self.parts else value)
+        return of_rows
 
     def _factor(self, *of_warps: Any) -> Any:
-        """Of the sums of four warps."""
+        """The factor, from the sums of four warps."""
         kind = ir.F32Type.get()
         first, second, third, fourth = of_warps
         whole = arith.addf(arith.addf(first, second), arith.addf(third, fourth))
@@ -102,12 +103,12 @@ class Squares(NamedTuple):
 
 
 def blocks_of_squares(outputs: int) -> int:
-    """Parts of the squares of so many outputs: a warp sums those of its tile."""
+    """Parts of the squares of so many outputs: each is the sum over a warp's tile."""
     return ceil(outputs / 16)
 
 
 def over_octets(value: Any) -> Any:
-    """The sum of the threads of a warp that have the same quarter of its rows."""
+    """The sum over the threads of a warp that have the same rows."""
     kind = ir.F32Type.get()
     for lanes in (4, 8, 16):
         swap = f"shfl.sync.bfly.b32 $0, $1, {lanes}, 0x1f, 0xffffffff;"
@@ -116,10 +117,7 @@ def over_octets(value: Any) -> Any:
 
 
 def _sum_of_warp(numbers: list[Any]) -> Any:
-    value = numbers[0]
-    for one in numbers[1:]:
-        value = arith.addf(value, one)
-    return over_octets(value)
+    return over_octets(reduce(arith.addf, numbers))
 
 
 def _two(where: Any, instruction: str, constraint: str) -> list[Any]:
