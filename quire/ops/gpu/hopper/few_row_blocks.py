@@ -1,4 +1,4 @@
-"""How products of few rows with codes are divided: what a program of `few_row_kernel` computes and fetches ahead.
+"""The division of products of few rows with codes: what a program of `few_row_kernel` computes and fetches ahead.
 
 Chosen by measurements on an H200 with the products of an 8B model (docs/notes/four-bits.md).
 """

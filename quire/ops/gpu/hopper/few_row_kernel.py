@@ -28,7 +28,7 @@ from quire.ops.gpu.hopper.row_fragments import COLUMNS, close_block
 
 
 class Steps(Protocol):
-    """How a block of codes, `outputs` by `width` inputs, is stored and multiplied. Arrays have outputs as [pieces,
+    """Blocks of codes, `outputs` by `width` inputs: their storage and their product. Arrays have outputs as [pieces,
     outputs of each], and a block has as many of each piece."""
 
     @property

@@ -1,4 +1,4 @@
-"""What the threads of `few_row_kernel` share: products of tiles, sums in registers, and single numbers of memory.
+"""Common pieces of `few_row_kernel`: products of tiles, sums in registers, and single numbers of memory.
 
 Outputs are the wide side of the device's products, as in `code_fragments`: a group of 128 threads, four warps, has them
 in tiles of sixteen, and the warps take tiles in turn. Each warp multiplies its own tiles with all rows.
