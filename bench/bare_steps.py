@@ -31,11 +31,11 @@ import jax
 import numpy as np
 from device_time import profiled, report
 
-from quire.core.plan import Chunk, Kind
+from quire.core.plan import Chunk, Kind, StepPlan
 from quire.engine.building import build
 from quire.engine.building.deployment import Deployment
 from quire.engine.building.model_weights import load_model
-from quire.executor.launch import Launch, Packer
+from quire.executor.launch import Launch, Packer, launches_of
 from quire.executor.programs import compiler, compiler_options
 from quire.executor.programs.ladder import StepShape
 from quire.executor.programs.programs import Programs
@@ -94,23 +94,23 @@ class Steps:
         numbers = np.arange(slots.int_params.shape[0]) % count + 1 if count else 0
         self.state = self.state._replace(slots=slots._replace(int_params=slots.int_params.at[:, ADAPTER].set(numbers)))
 
-    def step(self, rows: int, tokens: int) -> tuple[Launch, list[Chunk]]:
+    def step(self, rows: int, tokens: int) -> Launch:
         slots = self.shapes.num_slots
         rows = min(rows, slots - bool(tokens))
         chunks = [Chunk(n, 0, 0, n, Kind.DECODE, self.position, 1, (), True) for n in range(rows)]
         chunks += [Chunk(slots, 0, 0, slots - 1, Kind.PREFILL, 0, tokens, (), True)] * bool(tokens)
-        return Launch([*range(rows)], [rows] if tokens else []), chunks
+        (launch,) = launches_of(StepPlan(1, tuple(chunks), num_prefills=int(tokens > 0)), self.shapes)
+        return launch
 
     def keys(self, rows: int, tokens: int) -> list[Key]:
         """The programs of a step: one for decodes alone where there is such a one, or the forward pass and sampling."""
-        launch, chunks = self.step(rows, tokens)
-        ladder = self.shapes.ladder
+        launch, ladder = self.step(rows, tokens), self.shapes.ladder
         among = [shape for shape in ladder.all() if shape.tokens >= self.least]
-        shape = ladder.choose(launch.shape(chunks), launch.num_tiles(chunks), among)
-        assert shape is not None, f"no step has {launch.num_tokens(chunks)} tokens; the largest has {ladder.max_tokens}"
+        shape = ladder.choose(launch.shape, launch.num_tiles, among)
+        assert shape is not None, f"no step has {launch.num_tokens} tokens; the largest has {ladder.max_tokens}"
         if shape.decodes_only and not self.shapes.fixed_order:
             return [("decode", shape.tokens)]
-        size = next(size for size in ladder.sample_sizes if size >= len(chunks))
+        size = next(size for size in ladder.sample_sizes if size >= len(launch.sampled))
         way = "filtered" if self.shapes.fixed_order else "plain"
         return [shape, (way if self.shapes.specialised else "any", size)]
 
@@ -126,13 +126,9 @@ class Steps:
 
     def ms(self, rows: int, tokens: int, count: int) -> tuple[float, str]:
         """Milliseconds of one of so many steps, after two that are not counted, and what ran."""
-        launch, chunks = self.step(rows, tokens)
+        launch = self.step(rows, tokens)
         key, *sampling = self.keys(rows, tokens)
-        run = (
-            self._two(launch, chunks, key, sampling[0])
-            if isinstance(key, StepShape)
-            else self._fused(launch, chunks, key)
-        )
+        run = self._two(launch, key, sampling[0]) if isinstance(key, StepShape) else self._fused(launch, key)
         for number in range(count + 2):
             if number == 2:
                 jax.block_until_ready(self.state)  # type: ignore[no-untyped-call]
@@ -147,16 +143,16 @@ class Steps:
         seconds, profile = profiled(lambda: self.ms(rows, tokens, PROFILED - 2)[0] / 1000)
         return report(profile, seconds, most)
 
-    def _fused(self, launch: Launch, chunks: list[Chunk], key: Key) -> Callable[[State], State]:
+    def _fused(self, launch: Launch, key: Key) -> Callable[[State], State]:
         program = self.programs.get(key)
-        packed = Packer(self.shapes).pack(launch, chunks, set(), StepShape(int(key[1]), decodes_only=True))
+        packed = Packer(self.shapes).pack(launch, StepShape(int(key[1]), decodes_only=True))
         return lambda state: program(self.programs.weights, state, packed)[0]  # type: ignore[no-any-return]
 
-    def _two(self, launch: Launch, chunks: list[Chunk], shape: StepShape, sampling: Key) -> Callable[[State], State]:
+    def _two(self, launch: Launch, shape: StepShape, sampling: Key) -> Callable[[State], State]:
         made, packer = self.programs, Packer(self.shapes)
-        packed, size = packer.pack(launch, chunks, set(), shape), int(sampling[1])
+        packed, size = packer.pack(launch, shape), int(sampling[1])
         forward, sample = made.get(shape), made.get(sampling)
-        samples = packer.pack_samples(launch, chunks, size, PLAIN)
+        samples = packer.pack_samples(launch, size, PLAIN)
         masks = jax.device_put(self.masks[size])
 
         def run(state: State) -> State:

@@ -24,7 +24,7 @@ from quire.core.plan import StepPlan, StepResult
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.engine.limits.step_times import StepLoad
-from quire.executor.launch import num_sampling, split
+from quire.executor.launch import launches_of
 from quire.executor.programs.first_runs import FirstRuns
 from quire.executor.programs.ladder import StepShape
 from quire.executor.programs.programs import Programs
@@ -131,14 +131,14 @@ class Device:
     def submit(self, plan: StepPlan) -> Pending:
         self._end_those_made()
         self.programs.advance()
-        (launch,) = split(plan.chunks, ())
-        num_tokens = launch.num_tokens(plan.chunks)
-        decode = None if launch.prefills else self.programs.decode(num_tokens, 1)
+        (launch,) = launches_of(plan, SHAPES)
+        num_tokens = launch.num_tokens
+        decode = None if launch.num_prefills else self.programs.decode(num_tokens, 1)
         if decode is not None:
             shape, *runs = decode
         else:
-            shape, run = self.programs.forward(launch.shape(plan.chunks), launch.num_tiles(plan.chunks))
-            count = num_sampling(launch, plan.chunks)
+            shape, run = self.programs.forward(launch.shape, launch.num_tiles)
+            count = len(launch.sampled)
             runs = [run, *([self.programs.sample(count, NOTHING_ASKED)[1]] if count else [])]
         for one in runs:
             one()

@@ -133,8 +133,9 @@ def expected_prompt_logprobs(request: Request, adapter: int = 0) -> list[TokenLo
 
 
 def plan_of(step: int, chunks: Sequence[Chunk], **fields: object) -> StepPlan:
-    """A plan made by hand, with the counts that a planner gives it."""
+    """A plan made by hand, with the counts that a planner gives it. The chunks are in the order of a plan."""
     kinds = [chunk.kind for chunk in chunks]
+    assert kinds == sorted(kinds, key=ORDER.index), "the chunks of a plan have another order"
     counts = kinds.count(Kind.VERIFY), kinds.count(Kind.FORCED), kinds.count(Kind.PREFILL)
     plan = StepPlan(step, tuple(chunks), **fields)  # type: ignore[arg-type]
     return plan._replace(num_verified=counts[0], num_forced=counts[1], num_prefills=counts[2])

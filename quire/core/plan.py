@@ -144,6 +144,11 @@ class StepPlan(NamedTuple):
         return len(self.chunks) - self.num_verified - self.num_forced - self.num_prefills
 
     @property
+    def verified(self) -> tuple[Chunk, ...]:
+        """The chunks with guesses, which follow decodes."""
+        return self.chunks[self.num_decodes :][: self.num_verified]
+
+    @property
     def prefills(self) -> tuple[Chunk, ...]:
         """The chunks of prompts, which come last."""
         return self.chunks[len(self.chunks) - self.num_prefills :]

@@ -1,12 +1,13 @@
 """A forward pass of a step: its chunks, laid out for a shape in one small array of integers."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from quire.core.plan import Chunk, Kind
+from quire.core.plan import Chunk, StepPlan
 from quire.executor.programs.ladder import StepShape
 from quire.executor.shapes import Shapes
 from quire.executor.shared_prefixes import MAX_GROUPS, PageTables, SharedTiles
@@ -17,6 +18,7 @@ NUM_FEATURES = 5
 FROM_THE_LAST = 1 << 30
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
+PagesByGroup = tuple[tuple[int, ...], ...]
 
 
 class Inputs(NamedTuple):
@@ -77,56 +79,109 @@ def fields(packed: Any, shape: StepShape, shapes: Shapes) -> Inputs:
     return Inputs(*parts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Launch:
-    """Chunks of a plan, by their index in it, that run together."""
+    """Chunks of a plan that run together, in columns: `num_rows` single tokens come first, then prefills."""
 
-    rows: list[int] = field(default_factory=list)  # of one token
-    prefills: list[int] = field(default_factory=list)
-    scores: bool = False
-    verifies: bool = False  # some of the prefills are guesses
-    offset: int = 0  # tokens of each chunk that earlier launches of the same plan computed: in a burst
+    num_rows: int
+    scores: bool  # whether the log-probabilities of prompts are asked for
+    verifies: bool  # whether some chunks have guesses
+    new_pages: list[PagesByGroup]  # of each chunk those that are not in its page tables yet
+    indices: Ints  # of the chunks in the plan
+    slots: Ints
+    starts: Ints  # the position of the first token; where tokens are guessed, the highest that it can have
+    firsts: Ints  # the same as the device is told: FROM_THE_LAST where it has the length before the host
+    lengths: Ints  # tokens; a row is one, also in a burst
+    num_new: Ints  # tokens that are sampled, in all launches of a burst
     shared: SharedTiles | None = None  # of the rows, where they read so many positions together that it pays
 
     @property
-    def indices(self) -> list[int]:
-        return self.rows + self.prefills
+    def num_prefills(self) -> int:
+        return len(self.indices) - self.num_rows
 
-    def samples(self, chunks: Sequence[Chunk]) -> list[int]:
-        """All chunks, those that sample first: the order of their last tokens."""
-        return sorted(self.indices, key=lambda index: not chunks[index].samples)
+    @cached_property
+    def order(self) -> Any:
+        """The chunks, those that sample first: the order of their last tokens."""
+        samples = self.num_new > 0
+        return slice(None) if samples.all() else np.argsort(~samples, kind="stable")
 
-    def num_tokens(self, chunks: Sequence[Chunk]) -> int:
-        return len(self.rows) + sum(chunks[index].length for index in self.prefills)
+    @cached_property
+    def num_samples(self) -> Ints:
+        """In that order, the tokens that this launch samples of each chunk: one, or one after each of its tokens if
+        those are guesses."""
+        counts: Ints = np.minimum(self.num_new, self.lengths)[self.order]
+        return counts
 
-    def num_tiles(self, chunks: Sequence[Chunk]) -> int:
-        return sum(-(-chunks[index].length // TILE) for index in self.prefills)
+    @cached_property
+    def sampled(self) -> list[int]:
+        """For each token that it samples the index of its chunk in the plan."""
+        chunks: list[int] = np.repeat(self.indices[self.order], self.num_samples).tolist()
+        return chunks
 
-    def shape(self, chunks: Sequence[Chunk]) -> StepShape:
+    @cached_property
+    def unsampled(self) -> list[int]:
+        """The indices of the chunks that sample nothing."""
+        chunks: list[int] = self.indices[self.num_new == 0].tolist()
+        return chunks
+
+    @cached_property
+    def num_tokens(self) -> int:
+        return int(self.lengths.sum())
+
+    @cached_property
+    def num_tiles(self) -> int:
+        return int((-(-self.lengths[self.num_rows :] // TILE)).sum())
+
+    @cached_property
+    def shape(self) -> StepShape:
         """The smallest shape that it could run in."""
-        are_fresh = not self.rows and all(chunks[index].start == 0 for index in self.prefills)
-        fresh = len(self.prefills) if are_fresh and not self.scores else 0
-        return StepShape(self.num_tokens(chunks), not self.prefills, self.scores, fresh, self.shared is not None)
+        are_fresh = not self.num_rows and not self.scores and not self.starts.any()
+        fresh = len(self.indices) if are_fresh else 0
+        return StepShape(self.num_tokens, not self.num_prefills, self.scores, fresh, self.shared is not None)
+
+    def next_of_burst(self) -> "Launch":
+        """The rows that sample more than one token, at the next of them."""
+        firsts = np.where(self.firsts < FROM_THE_LAST, self.firsts + 1, self.firsts)
+        columns = np.stack([self.indices, self.slots, self.starts + 1, firsts, self.lengths, self.num_new - 1])
+        columns = columns[:, self.num_new > 1]
+        new_pages: list[PagesByGroup] = [()] * columns.shape[1]  # the first launch brought them
+        return Launch(len(new_pages), False, False, new_pages, *columns)
 
 
-def split(chunks: Sequence[Chunk], scored: Iterable[int], by_kind: bool = False) -> list[Launch]:
-    """The launches of a plan: one, and one for the chunks with scored prompt tokens. Unless they go `by_kind`, single
-    tokens of prompts are computed as decodes are."""
-    apart = set(scored)
-    columns = Chunk(*zip(*chunks, strict=True))  # type: ignore[arg-type]  # each field of all chunks: faster than one by one
-    kinds: Any = columns.kind
-    starts: Any = columns.start
-    if not {Kind.PREFILL, Kind.FORCED, Kind.VERIFY}.intersection(kinds):
-        rows, prefills = [*range(len(chunks))], []
-    else:
-        others = [index for index in range(len(chunks)) if index not in apart]
-        least = 1 if by_kind else 2  # tokens of a prompt that are computed as such
-        rows = [index for index in others if kinds[index] is Kind.DECODE or chunks[index].length < least]
-        prefills = [index for index in others if kinds[index] is not Kind.DECODE and chunks[index].length >= least]
+def launches_of(plan: StepPlan, shapes: Shapes, scored: Collection[int] = ()) -> list[Launch]:
+    """The launches of a plan: one, and one for the chunks with scored prompt tokens, by index. Single tokens of prompts
+    are computed as decodes are, unless sums have a fixed order."""
+    if not plan.chunks:
+        return []
+    chunks, count = plan.chunks, len(plan.chunks)
+    by_field = Chunk(*zip(*chunks, strict=True))  # type: ignore[arg-type]  # faster than chunk by chunk
+    new_pages: Any = by_field.new_pages
+    if plan.started:  # their pages are placed with the rest of their state
+        started = {start.slot for start in plan.started}
+        new_pages = [() if chunk.slot in started else chunk.new_pages for chunk in chunks]
+    columns = np.empty((6, count), np.int32)
+    columns[0], columns[1], columns[2] = np.arange(count), by_field.slot, by_field.start
+    columns[3], columns[4], columns[5] = columns[2], by_field.length, by_field.samples
+    num_growing = plan.num_decodes + plan.num_verified  # the first chunks, which sample after each of their tokens
+    columns[5, :num_growing] *= columns[4, :num_growing]
+    if shapes.guesses:
+        columns[3, :num_growing] = FROM_THE_LAST
+    rows, prefills = [*range(plan.num_decodes)], list[int]()
+    least = 1 if shapes.fixed_order else 2  # tokens of a prompt that are computed as such
+    for index in range(plan.num_decodes, count):
+        if index not in scored:
+            (prefills if chunks[index].length >= least else rows).append(index)
+    starts: Any = by_field.start
     # Those with the longest contexts begin first, or the device would wait for the last of them.
     rows.sort(key=starts.__getitem__, reverse=True)
-    launches = [Launch(rows, prefills, verifies=Kind.VERIFY in kinds), Launch(prefills=sorted(apart), scores=True)]
-    return [launch for launch in launches if launch.indices]
+    launches = []
+    for num_rows, those, scores in ((len(rows), rows + prefills, False), (0, sorted(scored), True)):
+        if those:
+            own = columns[:, those]
+            own[4, :num_rows] = 1
+            verifies = plan.num_verified > 0 and not scores
+            launches.append(Launch(num_rows, scores, verifies, [new_pages[index] for index in those], *own))
+    return launches
 
 
 class Packer:
@@ -139,131 +194,121 @@ class Packer:
         if shapes.shared_groups:
             self._tables = PageTables(shapes.num_slots, shapes.table_size, shapes.page_size, shapes.shared_groups)
 
-    def start(self, slot: int, new_pages: tuple[tuple[int, ...], ...]) -> None:
+    def start(self, slot: int, new_pages: PagesByGroup) -> None:
         """The slot begins with these pages, which are placed with the rest of its state."""
         self._table_lengths[slot] = [len(pages) for pages in new_pages] or [0] * self._shapes.num_groups
         if self._tables is not None:
             self._tables.start(slot, new_pages)
 
-    def with_shared(self, launch: Launch, chunks: Sequence[Chunk]) -> Launch:
+    def with_shared(self, launch: Launch) -> Launch:
         """The launch with the tiles of rows that read shared pages together."""
-        if self._tables is None or not launch.rows:
+        if self._tables is None or not launch.num_rows:
             return launch
-        slots = np.array([chunks[index].slot for index in launch.rows], np.int32)
-        starts = np.array([chunks[index].start for index in launch.rows], np.int32)
-        return replace(launch, shared=self._tables.find(slots, starts))
+        rows = slice(launch.num_rows)
+        return replace(launch, shared=self._tables.find(launch.slots[rows], launch.starts[rows]))
 
-    def pack(self, launch: Launch, chunks: Sequence[Chunk], started: set[int], shape: StepShape) -> Ints:
-        """The inputs of the forward pass. The first pages of slots in `started` are on the device already."""
+    def padding(self, shape: StepShape) -> Ints:
+        """The inputs of a forward pass that computes nothing."""
+        return self._padding(shape)[0]
+
+    def _padding(self, shape: StepShape) -> tuple[Ints, Inputs]:
         packed = np.zeros(sum(sizes(shape, self._shapes)), np.int32)
         into = fields(packed, shape, self._shapes)
         for slots in (into.slots, into.tile_slots, into.page_slots):
             slots.fill(self._shapes.num_slots)
         for numbers in (into.positions, into.shared_tile_of, into.shared_tokens):
             numbers.fill(-1)
-        those = [chunks[index] for index in launch.indices]
-        if not those:
-            return packed
-        count = len(launch.rows)
-        columns = Chunk(*zip(*those, strict=True))  # type: ignore[arg-type]
-        slots = np.array(columns.slot, np.int32)
-        starts = self._starts(columns, launch.offset)
-        lengths = np.array(columns.length, np.int32)
-        num_new, lengths[:count] = lengths[:count] - launch.offset, 1  # a decode is one token, also in a burst
+        return packed, into
+
+    def pack(self, launch: Launch, shape: StepShape) -> Ints:
+        """The inputs of the forward pass."""
+        packed, into = self._padding(shape)
+        lengths, count = launch.lengths, launch.num_tokens
         ends = np.cumsum(lengths, dtype=np.int32)
-        into.slots[: ends[-1]] = np.repeat(slots, lengths)
-        into.positions[: ends[-1]] = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
-        samples = np.array(columns.samples)
-        order = np.argsort(~samples, kind="stable")  # of `Launch.samples`
-        last = ends[order] - 1
+        begins = ends - lengths
+        if launch.num_prefills:
+            into.slots[:count] = np.repeat(launch.slots, lengths)
+            into.positions[:count] = np.arange(count) + np.repeat(launch.firsts - begins, lengths)
+        else:
+            into.slots[:count], into.positions[:count] = launch.slots, launch.firsts
+        last = ends[launch.order] - 1
         if launch.verifies:
-            last = _each_of([num_samples(those[index]) for index in order], last)
+            last = _each_of(launch.num_samples, last)
         into.ends[: len(last)] = last
         if shape.decodes_only:
-            into.num_new[:count] = np.where(samples, num_new, 0)
+            into.num_new[:count] = launch.num_new
         else:
-            self._pack_tiles(into, count, slots, starts, lengths, ends, num_single(shape, self._shapes))
+            self._pack_tiles(into, launch, begins, num_single(shape, self._shapes))
         if shape.fresh_sequences:
             into.fresh_offsets.fill(-1)
             into.fresh_lengths.fill(-1)
-            into.fresh_offsets[: len(those)] = ends - lengths
-            into.fresh_lengths[: len(those)] = lengths
+            into.fresh_offsets[: len(lengths)] = begins
+            into.fresh_lengths[: len(lengths)] = lengths
         if launch.shared is not None and len(into.shared_tile_of):
             for whole, part in zip(into[-4:], launch.shared, strict=True):
                 whole[: part.size] = part.reshape(-1)
-        if not launch.offset:  # the first launch of a burst brings the pages
-            new = [chunk for chunk, pages in zip(those, columns.new_pages, strict=True) if pages]
-            self._pack_pages(into, [chunk for chunk in new if chunk.slot not in started])
+        self._pack_pages(into, launch)
         return packed
 
-    def _starts(self, columns: Chunk, offset: int) -> Ints:
-        """The position of each chunk's first token that is not computed."""
-        starts = np.array(columns.start, np.int32) + np.int32(offset)
-        if self._shapes.guesses:
-            kinds = np.array(columns.kind)
-            starts[(kinds == Kind.DECODE) | (kinds == Kind.VERIFY)] = FROM_THE_LAST
-        return starts
-
     @staticmethod
-    def _pack_tiles(into: Inputs, rows: int, slots: Ints, starts: Ints, lengths: Ints, ends: Ints, first: int) -> None:
+    def _pack_tiles(into: Inputs, launch: Launch, begins: Ints, first: int) -> None:
         """The single tokens at the front, the tiles of prefills from `first` on."""
-        counts = -(-lengths[rows:] // TILE)
+        rows = launch.num_rows
+        lengths, firsts = launch.lengths[rows:], launch.firsts[rows:]
+        counts = -(-lengths // TILE)
         last = first + int(counts.sum())
         within = TILE * (np.arange(last - first) - np.repeat(np.cumsum(counts) - counts, counts))
         # Those with the longest contexts begin first here too.
-        order = np.argsort(-(np.repeat(starts[rows:], counts) + within), kind="stable")
+        order = np.argsort(-(np.repeat(firsts, counts) + within), kind="stable")
         values = (
-            (into.tile_slots, slots[:rows], np.repeat(slots[rows:], counts)),
-            (into.tile_starts, starts[:rows], np.repeat(starts[rows:], counts) + within),
-            (into.tile_lengths, 1, np.minimum(np.repeat(lengths[rows:], counts) - within, TILE)),
-            (into.tile_offsets, np.arange(rows), np.repeat((ends - lengths)[rows:], counts) + within),
+            (into.tile_slots, launch.slots[:rows], np.repeat(launch.slots[rows:], counts)),
+            (into.tile_starts, launch.firsts[:rows], np.repeat(firsts, counts) + within),
+            (into.tile_lengths, 1, np.minimum(np.repeat(lengths, counts) - within, TILE)),
+            (into.tile_offsets, np.arange(rows), np.repeat(begins[rows:], counts) + within),
         )
         for array, single, tiles in values:
             array[:rows] = single
             array[first:last] = tiles[order]
 
-    def new_entries(self, chunks: Iterable[Chunk]) -> list[tuple[int, int, int, int]]:
-        """The entries that chunks add to page tables: slot, group, index and page."""
+    def new_entries(self, new_pages: Iterable[tuple[int, PagesByGroup]]) -> list[tuple[int, int, int, int]]:
+        """The entries that new pages of slots are in their page tables: slot, group, index and page."""
         return [
-            (chunk.slot, group, index, page)
-            for chunk in chunks
-            for group, pages in enumerate(chunk.new_pages)
-            for index, page in enumerate(pages, self._table_lengths[chunk.slot][group])
+            (slot, group, index, page)
+            for slot, by_group in new_pages
+            for group, pages in enumerate(by_group)
+            for index, page in enumerate(pages, self._table_lengths[slot][group])
         ]
 
-    def _pack_pages(self, into: Inputs, chunks: list[Chunk]) -> None:
-        updates = self.new_entries(chunks)
-        for chunk in chunks:
-            for group, pages in enumerate(chunk.new_pages):
-                self._table_lengths[chunk.slot][group] += len(pages)
+    def _pack_pages(self, into: Inputs, launch: Launch) -> None:
+        new = [(slot, pages) for slot, pages in zip(launch.slots.tolist(), launch.new_pages, strict=True) if pages]
+        entries = self.new_entries(new)
+        for slot, by_group in new:
+            for group, pages in enumerate(by_group):
+                self._table_lengths[slot][group] += len(pages)
             if self._tables is not None:
-                self._tables.append(chunk.slot, chunk.new_pages)
-        if updates:
+                self._tables.append(slot, by_group)
+        if entries:
             columns = (into.page_slots, into.page_groups, into.page_indices, into.pages)
-            for column, values in zip(columns, np.array(updates, np.int32).T, strict=True):
-                column[: len(updates)] = values
+            for column, values in zip(columns, np.array(entries, np.int32).T, strict=True):
+                column[: len(entries)] = values
 
-    def pack_samples(self, launch: Launch, chunks: Sequence[Chunk], size: int, features: Sequence[Any]) -> Ints:
+    def pack_samples(self, launch: Launch, size: int, features: Sequence[Any]) -> Ints:
         """The inputs of sampling: of `size` tokens to sample their slots and positions, whether they are sampled and
         how many guesses are before them; the features."""
         fields = num_sample_fields(self._shapes.guesses > 0)
         packed = np.zeros(fields * size + NUM_FEATURES, np.int32)
         slots, positions, samples, *guesses = packed[: fields * size].reshape(fields, size)
         slots.fill(self._shapes.num_slots)
-        those = [chunk for chunk in (chunks[index] for index in launch.samples(chunks)) if chunk.samples]
-        lasts = [launch.offset if chunk.kind is Kind.DECODE else chunk.length - 1 for chunk in those]
-        if guesses:
-            counts = [num_samples(chunk) for chunk in those]
-            columns = Chunk(*zip(*those, strict=True))  # type: ignore[arg-type]
-            ends = self._starts(columns, 0) + np.array(lasts, np.int32) - launch.offset
-            count = sum(counts)
-            slots[:count], samples[:count] = np.repeat(columns.slot, counts), 1
-            positions[:count] = _each_of(counts, ends)
-            guesses[0][:count] = _each_of(counts, np.array(counts) - 1)
+        total = len(launch.sampled)
+        last = (launch.firsts + launch.lengths - 1)[launch.order]
+        if launch.verifies:
+            counts = launch.num_samples[launch.num_samples > 0]
+            last = _each_of(counts, last[: len(counts)])
+            guesses[0][:total] = _each_of(counts, counts - 1)
+            slots[:total] = np.repeat(launch.slots[launch.order], launch.num_samples)
         else:
-            slots[: len(those)] = [chunk.slot for chunk in those]
-            positions[: len(those)] = [chunk.start + last for chunk, last in zip(those, lasts, strict=True)]
-            samples[: len(those)] = 1
+            slots[:total] = launch.slots[launch.order][:total]
+        positions[:total], samples[:total] = last[:total], 1
         packed[fields * size :] = features
         return packed
 
@@ -273,21 +318,9 @@ def num_sample_fields(guesses: bool) -> int:
     return 4 if guesses else 3
 
 
-def num_samples(chunk: Chunk) -> int:
-    """Tokens that a chunk of one launch samples: one, or one after each of its tokens if those are guesses."""
-    return chunk.length if chunk.kind is Kind.VERIFY else int(chunk.samples)
-
-
-def _each_of(counts: Sequence[int], last: Ints) -> Ints:
+def _each_of(counts: Ints, last: Ints) -> Ints:
     """For each of `last` the last `count` numbers up to it, ascending; one where the count is 0."""
-    repeats = np.maximum(np.array(counts, np.int32), 1)
+    repeats = np.maximum(counts, 1)
     ends = np.cumsum(repeats, dtype=np.int32)
     every: Ints = np.arange(ends[-1], dtype=np.int32) + np.repeat(last + 1 - ends, repeats)
     return every
-
-
-def num_sampling(launch: Launch, chunks: Sequence[Chunk]) -> int:
-    """Tokens that a launch samples."""
-    if launch.verifies:
-        return sum(num_samples(chunks[index]) for index in launch.indices)
-    return sum(chunks[index].samples for index in launch.indices)

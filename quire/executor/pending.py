@@ -7,9 +7,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from quire.core.plan import NO_TOKEN_LEFT, Chunk, StepPlan, StepResult, TokenLogprobs
-from quire.executor.launch import Launch, num_samples
-from quire.executor.sample.sampler import NOT_NUMBERS, NOTHING_LEFT, Features, Sampled
+from quire.core.plan import NO_TOKEN_LEFT, Chunk, SlotStart, StepPlan, StepResult, TokenLogprobs
+from quire.executor.launch import Launch
+from quire.executor.sample.sampler import NOT_NUMBERS, NOTHING_LEFT, Features, Sampled, features_of
 from quire.executor.slots import NO_TOKEN
 from quire.executor.step import Computed
 
@@ -19,12 +19,25 @@ WHY = {
 }
 
 
-class Wanted(NamedTuple):
-    """The log-probabilities a chunk asks for: how many of the most likely tokens, None for none at all."""
+class Extras(NamedTuple):
+    """A request's wishes beside tokens that are drawn by temperature alone."""
 
-    logprobs: int | None
+    features: Features
+    logprobs: int | None  # with so many of the most likely tokens; None: no log-probabilities
     prompt_logprobs: int | None
     num_prompt: int
+
+    def scores(self, chunk: Chunk) -> bool:
+        """True if tokens of the prompt follow on those of the chunk, and their log-probabilities are asked for."""
+        return self.prompt_logprobs is not None and chunk.start < self.num_prompt - 1
+
+
+def extras_of(start: SlotStart) -> Extras | None:
+    """None where a request asks for tokens alone."""
+    features = features_of(start)
+    if not any(features) and start.prompt_logprobs is None:
+        return None
+    return Extras(features, start.sampling.logprobs, start.prompt_logprobs, len(start.prompt))
 
 
 @dataclass(slots=True)
@@ -35,17 +48,13 @@ class Launched:
     sampled: Sampled | None = None  # of the chunks that sample; None before, and where none does
     has_all_rows: bool = False  # whether `sampled` has an entry for every chunk, also those that do not sample
 
-    def samples(self, chunks: tuple[Chunk, ...]) -> list[int]:
-        """The chunk of each entry of `sampled`."""
-        if self.has_all_rows:
-            return self.launch.rows
-        found = [index for index in self.launch.samples(chunks) if chunks[index].samples]
-        if not self.launch.verifies:
-            return found
-        return [index for index in found for _ in range(num_samples(chunks[index]))]
+    @property
+    def chunks(self) -> list[int]:
+        """By index, the chunk of each entry of `sampled`."""
+        return self.launch.indices.tolist() if self.has_all_rows else self.launch.sampled
 
 
-Sampler = Callable[[StepPlan, Launched, dict[int, bytes]], None]
+Sampler = Callable[[Launched, dict[int, bytes]], None]
 
 
 class Copied(Protocol):
@@ -59,20 +68,25 @@ class Pending:
     """Implements the engine's Pending; `result` is the only place where the host waits for the device."""
 
     def __init__(
-        self, plan: StepPlan, wanted: dict[int, Wanted], sample: Sampler, lost: Callable[[], Sequence[int]]
+        self,
+        plan: StepPlan,
+        extras: dict[int, Extras],
+        copied: Sequence[Copied],
+        sample: Sampler,
+        take_lost: Callable[[], Sequence[int]],
     ) -> None:
-        """`wanted` has the chunks, by their index, that ask for log-probabilities. `lost` gives the pages of the host
-        whose copies have failed since it was called last."""
+        """`extras`: by index, what chunks ask for beside tokens. `take_lost` gives the pages of the host whose copies
+        have failed since it was called last."""
         self.launched: list[Launched] = []
-        self.copied: list[Copied] = []
         self._plan = plan
-        self._wanted = wanted
+        self._extras = extras
+        self._copied = copied
         self._sample = sample
-        self._lost = lost
+        self._take_lost = take_lost
 
     def sample(self, masks: dict[int, bytes]) -> None:
         for launched in self.launched:
-            self._sample(self._plan, launched, masks)
+            self._sample(launched, masks)
 
     def result(self) -> StepResult:
         chunks = self._plan.chunks
@@ -81,7 +95,7 @@ class Pending:
         logprobs: dict[int, list[TokenLogprobs]] = {}
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
         for launched in self.launched:
-            indices, sampled = launched.samples(chunks), launched.sampled
+            indices, sampled = launched.chunks, launched.sampled
             assert sampled is not None or not indices, "a step is collected once it samples"
             if sampled is not None:
                 drawn = np.atleast_2d(np.asarray(sampled.tokens))
@@ -91,8 +105,8 @@ class Pending:
                     if by_row[row][0] == NO_TOKEN:
                         continue  # after a wrong guess
                     tokens[index] += by_row[row] if count == 1 else by_row[row][: chunks[index].length]
-                    if index in self._wanted and chunks[index].samples:
-                        top = self._wanted[index].logprobs
+                    if index in self._extras and chunks[index].samples:
+                        top = self._extras[index].logprobs
                         if top is not None:
                             logprobs.setdefault(index, []).append(_logprobs(sampled, row, top))
             is_any_missing |= self._mark_not_finite(launched, len(indices), tokens)
@@ -101,31 +115,30 @@ class Pending:
         failed = self._failures(tokens) if is_any_missing else {}
         waited_s = self._wait_for_copies()
         sampled_tokens = [tokens[index] for index, chunk in enumerate(chunks) if chunk.samples]
-        lost = tuple(self._lost())
+        lost = tuple(self._take_lost())
         return StepResult(self._plan.step, sampled_tokens, logprobs, prompt_logprobs, failed, lost, waited_s)
 
     def _wait_for_copies(self) -> float:
         """Returns the seconds that it took."""
-        if not self.copied:
+        if not self._copied:
             return 0.0
-        begun_s = time.monotonic()
-        for copied in self.copied:
+        started_s = time.monotonic()
+        for copied in self._copied:
             copied.result()
-        return time.monotonic() - begun_s
+        return time.monotonic() - started_s
 
     def _mark_not_finite(self, launched: Launched, num_sampled: int, tokens: list[list[int]]) -> bool:
         """Chunks that do not sample fail too where their numbers are not finite: their pages must not be shared."""
         if launched.computed is None:
             return False
-        chunks = self._plan.chunks
-        others = [index for index in launched.launch.samples(chunks) if not chunks[index].samples]
+        others = launched.launch.unsampled
         if not others:  # then no copy of this is on its way, and to wait for one takes a millisecond
             return False
         is_finite = np.asarray(launched.computed.is_finite)[num_sampled:]
-        found = [index for index, finite in zip(others, is_finite, strict=False) if not finite]
-        for index in found:
+        not_finite = [index for index, finite in zip(others, is_finite, strict=False) if not finite]
+        for index in not_finite:
             tokens[index].append(NOT_NUMBERS)
-        return bool(found)
+        return bool(not_finite)
 
     def _failures(self, tokens: list[list[int]]) -> dict[int, str]:
         """Failures by index of the chunk. Its tokens are cut before the first that is missing."""
@@ -140,11 +153,11 @@ class Pending:
 
     def _read_scores(self, launch: Launch, scored: Sampled, into: dict[int, list[TokenLogprobs]]) -> None:
         first = 0
-        for index in launch.prefills:
-            chunk, wanted = self._plan.chunks[index], self._wanted[index]
-            assert wanted.prompt_logprobs is not None
-            count = min(chunk.start + chunk.length, wanted.num_prompt - 1) - chunk.start
-            into[index] = [_logprobs(scored, first + row, wanted.prompt_logprobs) for row in range(count)]
+        for index in launch.indices.tolist():
+            chunk, extras = self._plan.chunks[index], self._extras[index]
+            assert extras.prompt_logprobs is not None
+            count = min(chunk.start + chunk.length, extras.num_prompt - 1) - chunk.start
+            into[index] = [_logprobs(scored, first + row, extras.prompt_logprobs) for row in range(count)]
             first += chunk.length
 
 

@@ -214,8 +214,7 @@ def compare_recurrent(name: str, devices: tuple[int, ...], whole_on: int | None 
         found, cached = two_turns(executor)
         assert found == expected, f"{num_devices} devices say something else"
         assert cached > 0, "the next turn was computed from its beginning"
-        assert executor._state is not None
-        _, matrices = executor._state.slot_arrays[0]
+        _, matrices = executor.state.slot_arrays[0]
         assert matrices.addressable_shards[0].data.shape[1] == (2 if num_devices == whole_on else 1)
         program: Any = executor.programs.get(StepShape(4))
         calls = program.as_text().count('custom_call_target="quire_recur"')
@@ -230,7 +229,7 @@ def main() -> None:
     for num_devices in (2, 4, 8):
         model, executor = executor_on(num_devices)
         assert generate(executor) == expected, f"{num_devices} devices say something else"
-        keys, _ = executor._state.pages[0]
+        keys, _ = executor.state.pages[0]
         assert keys.addressable_shards[0].data.shape[2] * num_devices == model.layers[0].kv_heads
         program: Any = executor.programs.get(StepShape(4))
         # Besides those of the layers: one for the embedding, which is cut by vocabulary.

@@ -12,7 +12,7 @@ import pytest
 
 from quire.core.plan import Chunk, Kind
 from quire.errors import EngineFailed, InvalidSetting
-from quire.executor.launch import fields, num_single, split
+from quire.executor.launch import fields, launches_of, num_single
 from quire.executor.programs import compiler
 from quire.executor.programs.ladder import StepShape
 from quire.executor.programs.order import ProgramOrder
@@ -30,6 +30,7 @@ from quire.ops.pages import TILE
 from quire.request import Request, SamplingParams
 from tests.executor.rig import SHAPES, Rig, Run, config_of, quickly_compiled
 from tests.executor.workload import workload
+from tests.fake_executor import plan_of
 
 FIXED = replace(SHAPES, page_size=32, num_pages=80, min_tokens=8, specialised=True, fixed_order=True)
 LIMITS: dict[str, Any] = {"replays": True, "forces_tokens": False}
@@ -104,8 +105,8 @@ def test_without_replays_the_same_kernels_give_other_answers(rig: Rig, answers: 
     """So that the tests above would fail where a token is computed by the other kernel."""
     requests, expected = answers
     assert rig.run(requests, between=preempt, prefix_caching=False).tokens() != expected
-    by_length = lambda chunks, scored, by_kind: split(chunks, scored)  # noqa: E731
-    with patch("quire.executor.executor.split", by_length):
+    by_length = lambda plan, shapes, scored: launches_of(plan, replace(shapes, fixed_order=False), scored)  # noqa: E731
+    with patch("quire.executor.executor.launches_of", by_length):
         assert rig.run(requests, **LIMITS, max_batch_prefill_tokens=1).tokens() != expected
 
 
@@ -116,9 +117,9 @@ def test_single_tokens_of_prompts_stay_prefills() -> None:
         Chunk(3, 0, 0, 2, Kind.PREFILL, 4, 1, (), True),
         Chunk(4, 0, 0, 3, Kind.PREFILL, 0, 5, (), True),
     ]
-    (by_length,), (by_kind,) = split(chunks, ()), split(chunks, (), by_kind=True)
-    assert (by_length.rows, by_length.prefills) == ([0, 1, 2], [3])
-    assert (by_kind.rows, by_kind.prefills) == ([0, 1], [2, 3])
+    for shapes, num_rows in ((FIXED, 2), (replace(FIXED, fixed_order=False), 3)):
+        (launch,) = launches_of(plan_of(1, chunks), shapes)
+        assert (launch.num_rows, launch.indices.tolist()) == (num_rows, [0, 1, 2, 3])
 
 
 def test_decodes_and_plain_samples_have_no_programs_of_their_own() -> None:

@@ -16,6 +16,7 @@ from tests.executor.rig import Rig, Run
 from tests.executor.sampling import slot_start
 from tests.executor.test_schedules import check
 from tests.executor.workload import GREEDY
+from tests.fake_executor import plan_of
 
 NUM_TALKS = 6
 
@@ -103,15 +104,15 @@ def test_a_page_is_the_same_after_it_was_on_the_host(any_llama: Rig) -> None:
     executor.reset()
     pages = tuple(range(3, 11))
     first = Chunk(0, 0, 0, 0, Kind.PREFILL, 0, 8 * size, (pages,), True)
-    expected = executor.submit(StepPlan(1, (first,), started=(slot_start(GREEDY, prompt=prompt),))).result()
+    expected = executor.submit(plan_of(1, (first,), started=(slot_start(GREEDY, prompt=prompt),))).result()
     saved = {page: 30 + n for n, page in enumerate(range(3, 23))}
-    assert executor.submit(StepPlan(2, (), copies=host_copies(saved, to_host=True))).result().tokens == []
+    assert executor.submit(plan_of(2, (), copies=host_copies(saved, to_host=True))).result().tokens == []
     executor.reset()
     restored = {page + 50: host for page, host in saved.items()}
-    executor.submit(StepPlan(3, (), copies=host_copies(restored, to_host=False))).result()
+    executor.submit(plan_of(3, (), copies=host_copies(restored, to_host=False))).result()
     moved = tuple(page + 50 for page in pages)
     again = Chunk(1, 0, 0, 1, Kind.PREFILL, 8 * size - 1, 1, (moved,), True)
-    plan = StepPlan(4, (again,), started=(slot_start(GREEDY, slot=1, prompt=prompt),))
+    plan = plan_of(4, (again,), started=(slot_start(GREEDY, slot=1, prompt=prompt),))
     assert executor.submit(plan).result().tokens == expected.tokens
     assert executor.programs.num_late == 0
 
@@ -126,11 +127,11 @@ def test_a_page_can_be_saved_overwritten_and_restored_in_one_step(llama: Rig) ->
     for slot, page in enumerate((3, 4)):
         chunk = Chunk(slot, 0, 0, slot, Kind.PREFILL, 0, size, ((page,),), True)
         start = slot_start(GREEDY, slot=slot, prompt=prompt if slot else prompt[::-1])
-        executor.submit(StepPlan(slot + 1, (chunk,), started=(start,))).result()
-    executor.submit(StepPlan(3, (), copies=host_copies({3: 1, 4: 2}, to_host=True))).result()
+        executor.submit(plan_of(slot + 1, (chunk,), started=(start,))).result()
+    executor.submit(plan_of(3, (), copies=host_copies({3: 1, 4: 2}, to_host=True))).result()
     both = host_copies({3: 3}, to_host=True) + host_copies({3: 2}, to_host=False)
-    executor.submit(StepPlan(4, (), copies=both)).result()
-    executor.submit(StepPlan(5, (), copies=host_copies({3: 4}, to_host=True))).result()
+    executor.submit(plan_of(4, (), copies=both)).result()
+    executor.submit(plan_of(5, (), copies=host_copies({3: 4}, to_host=True))).result()
     before, second, kept, after = [[array.tobytes() for array in host.read([page])] for page in (1, 2, 3, 4)]
     assert before != second
     assert kept == before

@@ -7,13 +7,16 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from quire.core.plan import Chunk, Kind
-from quire.executor.launch import Inputs, Launch, Packer, fields, num_single, split
+from quire.core.plan import Chunk, Kind, StepPlan
+from quire.executor.launch import FROM_THE_LAST, Inputs, Launch, Packer, fields, launches_of, num_single
 from quire.executor.programs.ladder import FINE_FROM, Ladder, StepShape
 from quire.executor.programs.table import Key, ProgramTable
 from quire.executor.sample.sampler import Features
 from quire.executor.shapes import Shapes
 from quire.ops.pages import TILE
+from tests.executor.sampling import slot_start
+from tests.executor.workload import GREEDY
+from tests.fake_executor import plan_of
 
 PLAIN = Features(*[False] * 5)
 
@@ -68,40 +71,49 @@ def chunks_of(case: Case) -> tuple[Chunk, ...]:
         kind = Kind.DECODE if length == 1 and not starts and slot % 2 else Kind.PREFILL
         chunks.append(Chunk(slot, 0, 0, slot, kind, start, length, new_pages, samples=slot % 3 > 0))
         page += count * case.shapes.num_groups
-    return tuple(chunks)
+    return tuple(sorted(chunks, key=lambda chunk: chunk.kind is Kind.PREFILL))
+
+
+def plan_for(case: Case) -> tuple[StepPlan, set[int]]:
+    """A plan of a case, and the chunks whose prompts are scored."""
+    chunks = chunks_of(case)
+    started = tuple(slot_start(GREEDY, slot=slot) for slot, chunk in enumerate(case.chunks) if chunk[2])
+    scored = {index for index, chunk in enumerate(chunks) if chunk.kind is Kind.PREFILL and case.chunks[chunk.slot][3]}
+    return plan_of(1, chunks, started=started), scored
 
 
 @given(case=cases())
 @example(Case(shapes_of(4, 400), [(0, 400, True, True)]))  # a long prompt, scored in one chunk
 @example(Case(shapes_of(40, 80), [(0, 2, True, False)] * 40))  # as many short tiles as there are slots
 def test_every_plan_runs_whole_in_shapes_that_exist(case: Case) -> None:
-    shapes, chunks = case.shapes, chunks_of(case)
-    scored = {index for index, chunk in enumerate(case.chunks) if chunk[3]}
-    launches = split(chunks, scored)
+    shapes, (plan, scored) = case.shapes, plan_for(case)
+    chunks = plan.chunks
+    launches = launches_of(plan, shapes, scored)
     assert sorted(index for launch in launches for index in launch.indices) == list(range(len(chunks)))
     packer = Packer(shapes)
-    started = {slot for slot, chunk in enumerate(case.chunks) if chunk[2]}
+    started = {start.slot for start in plan.started}
     for chunk in chunks:
         there = -(-chunk.start // shapes.page_size)
         packer.start(chunk.slot, chunk.new_pages if chunk.slot in started else ((0,) * there,) * shapes.num_groups)
     table = ProgramTable(shapes.ladder)
     for launch in launches:
         assert launch.scores == any(index in scored for index in launch.indices)
-        shape = table.forward(launch.shape(chunks), launch.num_tiles(chunks))
+        shape = table.forward(launch.shape, launch.num_tiles)
         assert shape in shapes.ladder.all()
-        inputs = fields(packer.pack(launch, chunks, started, shape), shape, shapes)
+        inputs = fields(packer.pack(launch, shape), shape, shapes)
         those = [chunks[index] for index in launch.indices]
         check_positions(inputs, those, shapes)
         if not shape.decodes_only:
-            check_tiles(inputs, launch, chunks, num_single(shape, shapes), shapes)
+            check_tiles(inputs, launch, num_single(shape, shapes), shapes)
         check_pages(inputs, those, shapes, started)
-        for row, index in enumerate(launch.samples(chunks)):
+        assert sorted(launch.sampled) == sorted(index for index in launch.indices if chunks[index].samples)
+        assert not any(chunks[index].samples for index in launch.unsampled)
+        for row, index in enumerate([*launch.sampled, *launch.unsampled]):
             end = inputs.ends[row]
             chunk = chunks[index]
             assert (inputs.slots[end], inputs.positions[end]) == (chunk.slot, chunk.start + chunk.length - 1)
-        samples = [chunks[index].samples for index in launch.samples(chunks)]
-        assert samples == sorted(samples, reverse=True)
-        assert table.sample(sum(samples), PLAIN)[1] >= sum(samples)
+        count = len(launch.sampled)
+        assert table.sample(count, PLAIN)[1] >= count
 
 
 def check_positions(inputs: Inputs, chunks: list[Chunk], shapes: Shapes) -> None:
@@ -111,7 +123,7 @@ def check_positions(inputs: Inputs, chunks: list[Chunk], shapes: Shapes) -> None
     assert given == wanted + [(shapes.num_slots, -1)] * (len(given) - len(wanted))
 
 
-def check_tiles(inputs: Inputs, launch: Launch, chunks: tuple[Chunk, ...], single: int, shapes: Shapes) -> None:
+def check_tiles(inputs: Inputs, launch: Launch, single: int, shapes: Shapes) -> None:
     """Every token is in one tile, which says where it stands; single ones are the first tokens."""
     arrays = (inputs.tile_slots, inputs.tile_starts, inputs.tile_lengths, inputs.tile_offsets)
     tiles = list(zip(*(array.tolist() for array in arrays), strict=True))
@@ -123,8 +135,8 @@ def check_tiles(inputs: Inputs, launch: Launch, chunks: tuple[Chunk, ...], singl
         for at in range(length):
             assert (inputs.slots[offset + at], inputs.positions[offset + at]) == (slot, start + at)
             covered.append(offset + at)
-    assert sorted(covered) == list(range(launch.num_tokens(chunks)))
-    assert sum(length > 0 for _, _, length, _ in tiles[:single]) == len(launch.rows)
+    assert sorted(covered) == list(range(launch.num_tokens))
+    assert sum(length > 0 for _, _, length, _ in tiles[:single]) == launch.num_rows
 
 
 def check_pages(inputs: Inputs, chunks: list[Chunk], shapes: Shapes, started: set[int]) -> None:
@@ -144,14 +156,13 @@ def check_pages(inputs: Inputs, chunks: list[Chunk], shapes: Shapes, started: se
 def test_the_first_shapes_cover_whatever_the_others_would(case: Case, ready: int) -> None:
     """Serving begins with these; the rest only make it cheaper."""
     ladder = case.shapes.ladder
-    chunks = chunks_of(case)
+    plan, scored = plan_for(case)
     among = [*ladder.first(), *ladder.all()[:ready]]
-    for launch in split(chunks, {index for index, chunk in enumerate(case.chunks) if chunk[3]}):
-        needed = launch.shape(chunks)
-        shape = ladder.choose(needed, launch.num_tiles(chunks), among)
+    for launch in launches_of(plan, case.shapes, scored):
+        shape = ladder.choose(launch.shape, launch.num_tiles, among)
         assert shape is not None
-        assert shape.tokens >= needed.tokens
-        smallest = ladder.choose(needed, launch.num_tiles(chunks), ladder.all())
+        assert shape.tokens >= launch.num_tokens
+        smallest = ladder.choose(launch.shape, launch.num_tiles, ladder.all())
         assert smallest is not None
         assert smallest.tokens <= shape.tokens or shape.decodes_only or smallest.fresh_sequences
 
@@ -279,14 +290,42 @@ def test_programs_are_few_enough_to_compile_at_a_start() -> None:
 
 def test_a_chunk_has_the_tiles_its_tokens_need() -> None:
     lengths = {2: 1, TILE: 1, TILE + 1: 2, 5 * TILE: 5}
-    chunks = [Chunk(0, 0, 0, 0, Kind.PREFILL, 3, length, (), True) for length in lengths]
-    found = [Launch(prefills=[index]).num_tiles(chunks) for index in range(len(chunks))]
-    assert found == list(lengths.values())
+    for length, num_tiles in lengths.items():
+        plan = plan_of(1, [Chunk(0, 0, 0, 0, Kind.PREFILL, 3, length, (), True)])
+        (launch,) = launches_of(plan, shapes_of(1, 5 * TILE))
+        assert launch.num_tiles == num_tiles
 
 
 def test_the_tokens_of_a_burst_that_runs_in_steps_follow_each_other() -> None:
     shapes = shapes_of(4, 32)
-    chunks = (Chunk(0, 0, 0, 2, Kind.DECODE, 7, 3, (), True), Chunk(1, 0, 0, 1, Kind.DECODE, 9, 2, (), True))
-    launch = Launch(rows=[0, 1], offset=1)
-    packed = Packer(shapes).pack_samples(launch, chunks, 4, PLAIN)
-    np.testing.assert_array_equal(packed[:12].reshape(3, 4), [[2, 1, 4, 4], [8, 10, 0, 0], [1, 1, 0, 0]])
+    lengths = {2: 3, 1: 2, 3: 1}  # by slot
+    chunks = [Chunk(slot, 0, 0, slot, Kind.DECODE, 10 - slot, length, (), True) for slot, length in lengths.items()]
+    (launch,) = launches_of(plan_of(1, chunks, burst=3), shapes)
+    expected = [[[1, 2, 3, 4], [9, 8, 7, 0]], [[1, 2, 4, 4], [10, 9, 0, 0]], [[2, 4, 4, 4], [10, 0, 0, 0]]]
+    for slots, positions in expected:
+        packed = Packer(shapes).pack_samples(launch, 4, PLAIN)
+        counts = [int(slot < 4) for slot in slots]
+        np.testing.assert_array_equal(packed[:12].reshape(3, 4), [slots, positions, counts])
+        launch = launch.next_of_burst()
+
+
+def test_a_step_with_guesses_samples_after_each_of_them() -> None:
+    """Where they begin the device knows; before what ends in the step come those that go on."""
+    shapes = shapes_of(4, 32, guesses=3, step_guesses=6)
+    chunks = [
+        Chunk(0, 0, 0, 2, Kind.DECODE, 7, 1, (), True),
+        Chunk(1, 0, 0, 1, Kind.VERIFY, 9, 3, (), True),
+        Chunk(2, 0, 0, 0, Kind.PREFILL, 4, 5, (), False),
+        Chunk(3, 0, 0, 3, Kind.PREFILL, 6, 2, (), True),
+    ]
+    (launch,) = launches_of(plan_of(1, chunks), shapes)
+    assert (launch.sampled, launch.unsampled) == ([0, 1, 1, 1, 3], [2])
+    packer = Packer(shapes)
+    packed = packer.pack_samples(launch, 6, PLAIN)
+    last = FROM_THE_LAST
+    expected = [[2, 1, 1, 1, 3, 4], [last, last, last + 1, last + 2, 7, 0], [1] * 5 + [0], [0, 0, 1, 2, 0, 0]]
+    np.testing.assert_array_equal(packed[:24].reshape(4, 6), expected)
+    shape = StepShape(16)
+    inputs = fields(packer.pack(launch, shape), shape, shapes)
+    ends = [(int(inputs.slots[end]), int(inputs.positions[end])) for end in inputs.ends[:6]]
+    assert ends == [(2, last), (1, last), (1, last + 1), (1, last + 2), (3, 7), (0, 8)]

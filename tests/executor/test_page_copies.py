@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from quire.core.plan import Chunk, Kind, PageCopy, Place, StepPlan, StepResult, Tier, device_copy
+from quire.core.plan import Chunk, Kind, PageCopy, Place, StepResult, Tier, device_copy
 from quire.executor.host import page_copies
 from quire.executor.host.page_copies import arrange, independent
 from tests.executor.conftest import HOST_PAGES
@@ -13,6 +13,7 @@ from tests.executor.sampling import slot_start
 from tests.executor.test_host_pages import host_copies, two_turns
 from tests.executor.test_schedules import check
 from tests.executor.workload import GREEDY
+from tests.fake_executor import plan_of
 
 
 def restore(host: int, device: int) -> PageCopy:
@@ -59,7 +60,7 @@ class Talk:
         self.started = (slot_start(GREEDY, slot=2, prompt=self.prompt),)
 
     def run(self, chunks: tuple[Chunk, ...] = (), copies: tuple[PageCopy, ...] = (), **others: Any) -> StepResult:
-        return self.executor.submit(StepPlan(1, chunks, copies, **others)).result()
+        return self.executor.submit(plan_of(1, chunks, copies=copies, **others)).result()
 
     def run_decode(self, copies: tuple[PageCopy, ...]) -> None:
         self.run((self.decode,), copies)

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.core.plan import StepPlan
 from quire.executor.executor import JaxExecutor
 from quire.executor.host.host_pages import HostPages, as_bytes, gather_pages
 from quire.models.checkpoint import load_weights
@@ -17,6 +16,7 @@ from quire.page_folder.page_file import ArrayForm, PageFiles
 from tests.executor.conftest import SHAPES, config_of
 from tests.executor.rig import NamedTensors
 from tests.executor.test_host_pages import host_copies
+from tests.fake_executor import plan_of
 
 DTYPES = ["float32", "bfloat16", "float16", "int8", "float8_e4m3fn", "float8_e5m2"]
 
@@ -65,14 +65,14 @@ def test_pages_of_half_the_width_go_from_one_device_to_another(dtype: str) -> No
     model = build_model(config_of("llama", num_hidden_layers=1))
     weights = load_weights(model, NamedTensors(model), dtype=dtype)
     executor = JaxExecutor(model, weights, SHAPES, 1, num_host_pages=8)
-    filled = jax.tree.map(lambda leaf: jnp.asarray(noise(leaf.shape, dtype)), executor._state.pages)
+    filled = jax.tree.map(lambda leaf: jnp.asarray(noise(leaf.shape, dtype)), executor.state.pages)
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(filled)} == {dtype}
-    executor._state = executor._state._replace(pages=filled)
+    executor.state = executor.state._replace(pages=filled)
     data = executor.read_pages([3, 9, 4])()
     size = executor.host_pages.page_bytes
     executor.reset()
     executor.write_host_pages([2, 7, 5], [data[at * size : (at + 1) * size] for at in range(3)])
-    executor.submit(StepPlan(1, (), copies=host_copies({11: 2, 12: 7, 13: 5}, to_host=False))).result()
+    executor.submit(plan_of(1, (), copies=host_copies({11: 2, 12: 7, 13: 5}, to_host=False))).result()
     assert executor.read_pages([11, 12, 13])() == data
     assert executor.read_pages([14])() != data[:size]
     executor.close()

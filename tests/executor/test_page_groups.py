@@ -53,9 +53,8 @@ def poison(rig: Rig) -> Callable[[Engine, int], None]:
     def between(engine: Engine, step: int) -> None:
         is_free = np.zeros(rig.shapes.num_pages, bool)
         is_free[[0, *engine.scheduler._running.pool.free_pages()]] = True
-        state = rig.executor._state
-        assert state is not None
-        rig.executor._state = state._replace(pages=poisoned(state.pages, is_free))
+        state = rig.executor.state
+        rig.executor.state = state._replace(pages=poisoned(state.pages, is_free))
 
     return between
 

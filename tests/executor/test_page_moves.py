@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.core.plan import StepPlan
 from quire.executor.executor import JaxExecutor
 from quire.executor.programs import compiler
 from quire.models.checkpoint import load_weights
@@ -19,6 +18,7 @@ from quire.ops.page_moves import PageMoves
 from tests.executor.conftest import SHAPES, config_of
 from tests.executor.rig import NamedTensors
 from tests.executor.test_host_pages import host_copies
+from tests.fake_executor import plan_of
 
 
 class Noted:
@@ -41,15 +41,15 @@ def test_pages_are_the_same_after_kernels_have_moved_them(is_pinned: bool, monke
     weights = load_weights(model, NamedTensors(model), dtype="bfloat16")
     executor = JaxExecutor(model, weights, SHAPES, 1, num_host_pages=30, pins_host_pages=is_pinned)
     rng = np.random.default_rng(5)
-    pages = executor._state.pages
+    pages = executor.state.pages
     filled = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 1, leaf.shape).astype(leaf.dtype)), pages)
-    executor._state = executor._state._replace(pages=filled)
+    executor.state = executor.state._replace(pages=filled)
     before = executor.read_pages(range(1, 40))()
     size = len(before) // 39
     saved = {page: page for page in range(1, 17)}
-    executor.submit(StepPlan(1, (), copies=host_copies(saved, to_host=True))).result()
+    executor.submit(plan_of(1, (), copies=host_copies(saved, to_host=True))).result()
     restored = {21: 4, 22: 16, 29: 1}
-    executor.submit(StepPlan(2, (), copies=host_copies(restored, to_host=False))).result()
+    executor.submit(plan_of(2, (), copies=host_copies(restored, to_host=False))).result()
     after = executor.read_pages(range(1, 40))()
     for page in range(1, 40):
         source = restored.get(page, page)

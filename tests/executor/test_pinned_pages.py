@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.core.plan import Chunk, Kind, StepPlan, device_copy
+from quire.core.plan import Chunk, Kind, device_copy
 from quire.executor.executor import JaxExecutor
 from quire.executor.host import block_saves, page_copies, pinned_pages
 from quire.executor.host.host_pages import Fetched
@@ -27,6 +27,7 @@ from quire.settings.host_cache import resolve_host_cache
 from tests.executor.conftest import SHAPES, config_of
 from tests.executor.rig import NamedTensors
 from tests.executor.test_host_pages import host_copies
+from tests.fake_executor import plan_of
 
 
 def executor_of(folder: Path) -> JaxExecutor:
@@ -57,9 +58,9 @@ def contents_of(executor: JaxExecutor, page: int) -> bytes:
 def fill(executor: JaxExecutor) -> None:
     """Every page has other numbers."""
     rng = np.random.default_rng(3)
-    pages = executor._state.pages
+    pages = executor.state.pages
     filled = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 1, leaf.shape).astype(leaf.dtype)), pages)
-    executor._state = executor._state._replace(pages=filled)
+    executor.state = executor.state._replace(pages=filled)
 
 
 def test_pages_are_the_same_after_they_were_pinned_also_with_kept_programs(tmp_path: Path) -> None:
@@ -68,15 +69,15 @@ def test_pages_are_the_same_after_they_were_pinned_also_with_kept_programs(tmp_p
         fill(executor)
         first, second = executor.read_pages([3])(), executor.read_pages([4])()
         assert first != second
-        executor.submit(StepPlan(1, (), copies=host_copies({3: 2}, to_host=True))).result()
+        executor.submit(plan_of(1, (), copies=host_copies({3: 2}, to_host=True))).result()
         (block,) = pinned(executor)._blocks
         assert {one.sharding.memory_kind for one in block.arrays} == {PINNED}
         both = host_copies({11: 2}, to_host=False) + host_copies({4: 2}, to_host=True)  # read, then written
-        executor.submit(StepPlan(2, (), copies=both)).result()
+        executor.submit(plan_of(2, (), copies=both)).result()
         assert executor.read_pages([11])() == first
         assert contents_of(executor, 2) == second
         executor.reset()
-        executor.submit(StepPlan(3, (), copies=host_copies({12: 2}, to_host=False))).result()
+        executor.submit(plan_of(3, (), copies=host_copies({12: 2}, to_host=False))).result()
         assert executor.read_pages([12])() == second, "pages of the host survive a reset"
         executor.close()
 
@@ -119,7 +120,7 @@ def test_few_pages_are_on_their_way_to_the_host_at_once(executor: JaxExecutor, m
     monkeypatch.setattr(block_saves, "MAX_SAVING_BYTES", 1)
     host = pinned(executor)
     for begin in (3, 5):
-        executor.submit(StepPlan(1, (), copies=host_copies({begin: begin, begin + 1: begin + 1}, to_host=True)))
+        executor.submit(plan_of(1, (), copies=host_copies({begin: begin, begin + 1: begin + 1}, to_host=True)))
         assert len(host._saves) == 2  # blocks of a page
     assert contents_of(executor, 4) == executor.read_pages([4])()
     executor.reset()
@@ -171,11 +172,11 @@ def test_a_call_takes_several_blocks_and_leaves_what_is_not_wanted(executor: Jax
     host = pinned(executor)
     saved = {page: 62 - page for page in range(1, 62)}
     before = {page: executor.read_pages([page])() for page in range(1, 80)}
-    executor.submit(StepPlan(1, (), copies=host_copies(saved, to_host=True))).result()
+    executor.submit(plan_of(1, (), copies=host_copies(saved, to_host=True))).result()
     assert len(host._blocks) == 4
     restored = {70: 3, 71: 18, 72: 35, 73: 50, 74: 50, 75: 61}
     assert call_sizes(host, restored) == [192]
-    executor.submit(StepPlan(2, (), copies=host_copies(restored, to_host=False))).result()
+    executor.submit(plan_of(2, (), copies=host_copies(restored, to_host=False))).result()
     for page in range(1, 80):
         expected = before[62 - restored[page]] if page in restored else before[page]
         assert executor.read_pages([page])() == expected, page
@@ -186,13 +187,13 @@ def test_a_call_takes_several_blocks_and_leaves_what_is_not_wanted(executor: Jax
 def test_blocks_of_which_little_is_used_are_packed(executor: JaxExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     host = pinned(executor)
     monkeypatch.setattr(host, "_max_rows", 64)
-    executor.submit(StepPlan(1, (), copies=host_copies({page: page for page in range(1, 49)}, to_host=True))).result()
+    executor.submit(plan_of(1, (), copies=host_copies({page: page for page in range(1, 49)}, to_host=True))).result()
     assert host._num_rows == 48
     expected = {page: executor.read_pages([page])() for page in range(1, 50)}
     for begin in (1, 17, 33):  # but one page of each block
         others = {49: begin + 1}, {page: page for page in range(begin + 2, begin + 16)}
         for part in others:
-            executor.submit(StepPlan(2, (), copies=host_copies(part, to_host=True))).result()
+            executor.submit(plan_of(2, (), copies=host_copies(part, to_host=True))).result()
     assert host._num_rows <= 64
     assert host._num_rows == sum(block.size for block in host._blocks)
     assert sum(block.num_used for block in host._blocks) == 48
@@ -213,7 +214,7 @@ def test_blocks_of_which_few_pages_are_wanted_take_little_memory_of_the_device(
     """Whole blocks are on the device, and not longer than it takes to put their pages into place."""
     host = pinned(executor)
     before = {page: executor.read_pages([page])() for page in range(1, 65)}
-    executor.submit(StepPlan(1, (), copies=host_copies({page: page for page in range(1, 65)}, to_host=True))).result()
+    executor.submit(plan_of(1, (), copies=host_copies({page: page for page in range(1, 65)}, to_host=True))).result()
     host.drain()
     always, most = rows_on_device(host), []
     fetch = host.fetch
@@ -226,13 +227,13 @@ def test_blocks_of_which_few_pages_are_wanted_take_little_memory_of_the_device(
     monkeypatch.setattr(host, "fetch", watched)
     monkeypatch.setattr(page_copies, "MAX_UNPLACED_BYTES", 32 * host.page_bytes)
     restored = {70: 1, 71: 2, 72: 18, 73: 35, 74: 50, 75: 50}
-    pending = executor.submit(StepPlan(2, (), copies=host_copies(restored, to_host=False)))
+    pending = executor.submit(plan_of(2, (), copies=host_copies(restored, to_host=False)))
     assert most == [32, 32, 16]
     assert rows_on_device(host) == always, "a step that is not collected has none"
     pending.result()
     # In order: a later copy uses the pages.
     copies = (*host_copies(restored, to_host=False), *(device_copy(page, page + 6) for page in restored))
-    executor.submit(StepPlan(3, (), copies=copies)).result()
+    executor.submit(plan_of(3, (), copies=copies)).result()
     assert most == [32, 32, 16] * 2
     for page, source in restored.items():
         assert executor.read_pages([page])() == executor.read_pages([page + 6])() == before[source], page
@@ -242,7 +243,7 @@ def test_a_block_whose_pages_are_restored_by_several_steps_is_fetched_once(execu
     """Also where there is no room for it a second time. A page that is wanted again is fetched again."""
     host = pinned(executor)
     before = {page: executor.read_pages([page])() for page in range(1, 33)}
-    executor.submit(StepPlan(1, (), copies=host_copies({page: page for page in range(1, 33)}, to_host=True))).result()
+    executor.submit(plan_of(1, (), copies=host_copies({page: page for page in range(1, 33)}, to_host=True))).result()
     first = host.fetch([1, 2, 18], [40, 41, 42])
     assert [len(one.targets) for one in first] == [16, 16]
     assert host.num_within([3, 19, 20, 1, 4], 0, first) == 3
@@ -251,10 +252,10 @@ def test_a_block_whose_pages_are_restored_by_several_steps_is_fetched_once(execu
     again = host.fetch([4, 1, 1], [46, 47, 48], first)
     assert [one.targets.nonzero()[0].tolist() for one in again] == [[0], [0]]
     assert first[0].targets.tolist()[:4] == [40, 41, 43, 46]
-    pages = executor._state.pages
+    pages = executor.state.pages
     for call in host.calls(first + again):
         pages, _ = executor.programs.get(("place", len(call.targets)))(pages, call.targets, call.contents)
-    executor._state = executor._state._replace(pages=pages)
+    executor.state = executor.state._replace(pages=pages)
     placed = {40: 1, 41: 2, 42: 18, 43: 3, 44: 19, 45: 20, 46: 4, 47: 1, 48: 1}
     assert all(executor.read_pages([page])() == before[source] for page, source in placed.items())
 
@@ -264,12 +265,12 @@ def test_a_page_is_read_before_it_is_restored_beside_copies_in_order(executor: J
     save_pages(executor, range(1, 17))
     before = {page: executor.read_pages([page])() for page in range(1, 40)}
     decode = Chunk(1, 0, 0, 0, Kind.DECODE, 5, 1, (), True)
-    plan = StepPlan(2, (decode,), copies=host_copies({30: 1}, to_host=False))
-    pages, _ = executor._copies.begin(executor._state.pages, plan)
-    executor._state = executor._state._replace(pages=pages)
+    plan = plan_of(2, (decode,), copies=host_copies({30: 1}, to_host=False))
+    pages, _ = executor._copies.begin(executor.state.pages, plan)
+    executor.state = executor.state._replace(pages=pages)
     saved = host_copies({5: 40}, to_host=True) + host_copies({31: 40}, to_host=False)
     copies = (*saved, device_copy(32, 33), *host_copies({32: 2}, to_host=False))
-    executor.submit(StepPlan(3, (), copies=copies)).result()
+    executor.submit(plan_of(3, (), copies=copies)).result()
     for page, source in {30: 1, 31: 5, 33: 32, 32: 2}.items():
         assert executor.read_pages([page])() == before[source], page
 
@@ -280,9 +281,9 @@ def test_a_step_that_fetches_leaves_what_it_gathers_to_the_next(executor: JaxExe
     decode = Chunk(1, 0, 0, 0, Kind.DECODE, 5, 1, (), True)
     copies = host_copies({20: 40}, to_host=True) + host_copies({30: 1}, to_host=False)
     for step, (moved, kind) in enumerate(((copies, DEVICE), ((), PINNED)), start=2):
-        plan = StepPlan(step, (decode,), copies=tuple(moved))
-        pages, _ = executor._copies.begin(executor._state.pages, plan)
-        executor._state = executor._state._replace(pages=pages)
+        plan = plan_of(step, (decode,), copies=tuple(moved))
+        pages, _ = executor._copies.begin(executor.state.pages, plan)
+        executor.state = executor.state._replace(pages=pages)
         row = pinned(executor)._rows[40]
         assert row is not None
         assert {one.sharding.memory_kind for one in row.block.arrays} == {kind}, step
@@ -292,7 +293,7 @@ def test_a_step_that_fetches_leaves_what_it_gathers_to_the_next(executor: JaxExe
 def begin_save(executor: JaxExecutor, pages: range) -> tuple[Pending, PinnedBlock]:
     """Each to its own number; also the block of the last."""
     copies = host_copies({page: page for page in pages}, to_host=True)
-    pending = executor.submit(StepPlan(1, (), copies=copies))
+    pending = executor.submit(plan_of(1, (), copies=copies))
     row = pinned(executor)._rows[pages[-1]]
     assert row is not None
     return pending, row.block

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from quire.core.plan import Chunk, Kind, StepPlan
+from quire.core.plan import Chunk, Kind
 from quire.executor.executor import JaxExecutor
 from quire.executor.host import pinned_pages
 from quire.executor.host.host_pages import Fetched
@@ -16,6 +16,7 @@ from quire.executor.programs.table import Key
 from tests.executor import test_pinned_pages
 from tests.executor.test_host_pages import host_copies
 from tests.executor.test_pinned_pages import save_pages
+from tests.fake_executor import plan_of
 
 DECODE = Chunk(1, 0, 0, 0, Kind.DECODE, 5, 1, (), True)
 
@@ -84,7 +85,7 @@ def test_many_pages_are_placed_as_they_arrive(
     pinned.reset()
     watched = Watched(pinned, monkeypatch)
     targets = {62 - page: page for page in range(1, 62)}
-    pending = pinned.submit(StepPlan(2, (), copies=host_copies(targets, to_host=False)))
+    pending = pinned.submit(plan_of(2, (), copies=host_copies(targets, to_host=False)))
     assert watched.calls == expected
     monkeypatch.undo()
     pending.result()
@@ -100,15 +101,15 @@ def test_pages_of_steps_before_are_placed_at_once(
     monkeypatch.setattr(pinned_pages, "MANY_BYTES", 1)
     save_pages(pinned, range(1, 65))
     before = {page: pinned.read_pages([page])() for page in range(1, 65)}
-    plan = StepPlan(2, (DECODE,), copies=host_copies({page: page for page in range(1, 33)}, to_host=False))
+    plan = plan_of(2, (DECODE,), copies=host_copies({page: page for page in range(1, 33)}, to_host=False))
     pinned.reset()
     watched = Watched(pinned, monkeypatch)
-    pages, _ = pinned._copies.begin(pinned._state.pages, plan)
-    pinned._state = pinned._state._replace(pages=pages)
+    pages, _ = pinned._copies.begin(pinned.state.pages, plan)
+    pinned.state = pinned.state._replace(pages=pages)
     assert watched.calls == ["1 fetched", "1 fetched"]
     watched.calls.clear()
     last = {page: page for page in range(33, 65)}
-    pinned.submit(StepPlan(3, (), copies=host_copies(last, to_host=False)))
+    pinned.submit(plan_of(3, (), copies=host_copies(last, to_host=False)))
     places = [call for call in watched.calls if isinstance(call, tuple)]
     assert places == [("place", 64), ("place", 16), ("place", 16)]
     monkeypatch.undo()

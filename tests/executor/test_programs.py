@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from quire.core.plan import Chunk, Kind, StepPlan, device_copy
+from quire.core.plan import Chunk, Kind, device_copy
 from quire.engine.engine import Engine
 from quire.executor.executor import JaxExecutor
 from quire.executor.launch import sizes
@@ -41,6 +41,7 @@ from tests.executor.sampling import slot_start
 from tests.executor.test_replay import Direct
 from tests.executor.test_schedules import check
 from tests.executor.workload import GREEDY, workload
+from tests.fake_executor import plan_of
 from tests.models.tiny import NamedTensors
 from tests.patience import WAIT_S
 
@@ -339,8 +340,7 @@ def test_small_programs_are_kept_and_check_and_empty_state_trace_nothing(
     with jax.no_tracing():
         made.check_device()
         made.reset()
-    assert made._state is not None
-    assert all(not array.any() for array in jax.tree.leaves(made._state.pages))
+    assert all(not array.any() for array in jax.tree.leaves(made.state.pages))
     made.close()
 
 
@@ -351,12 +351,12 @@ def test_page_copies_run_in_their_order_before_the_chunks(any_llama: Rig) -> Non
     executor.reset()
     pages = (7, 8)
     first = Chunk(0, 0, 0, 0, Kind.PREFILL, 0, 2 * page_size, (pages,), True)
-    expected = executor.submit(StepPlan(1, (first,), started=(slot_start(GREEDY, prompt=prompt),))).result()
+    expected = executor.submit(plan_of(1, (first,), started=(slot_start(GREEDY, prompt=prompt),))).result()
     # Each of the two pages wanders through twenty others before the second sequence reads it.
     copies = [device_copy(page + 20 * turn, page + 20 * (turn + 1)) for turn in range(10) for page in pages]
     moved = tuple(page + 200 for page in pages)
     again = Chunk(1, 0, 0, 1, Kind.PREFILL, 2 * page_size - 1, 1, (moved,), True)
-    plan = StepPlan(2, (again,), copies=tuple(copies), started=(slot_start(GREEDY, slot=1, prompt=prompt),))
+    plan = plan_of(2, (again,), copies=tuple(copies), started=(slot_start(GREEDY, slot=1, prompt=prompt),))
     assert executor.submit(plan).result().tokens == expected.tokens
     assert executor.programs.num_late == 0
 
@@ -366,7 +366,7 @@ def test_padding_is_counted(llama: Rig) -> None:
     executor.reset()
     before = executor.num_padding_tokens
     chunk = Chunk(0, 0, 0, 0, Kind.PREFILL, 0, 9, ((1, 2, 3),), True)
-    executor.submit(StepPlan(1, (chunk,), started=(slot_start(GREEDY, prompt=tuple(range(9))),))).result()
+    executor.submit(plan_of(1, (chunk,), started=(slot_start(GREEDY, prompt=tuple(range(9))),))).result()
     assert executor.num_padding_tokens - before == 16 - 9
 
 

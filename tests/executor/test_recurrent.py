@@ -45,9 +45,8 @@ def poison(rig: Rig) -> Callable[[Engine, int], None]:
     def between(engine: Engine, step: int) -> None:
         is_free = np.ones(rig.shapes.num_slots + 1, bool)
         is_free[[one.slot for one in engine.scheduler._running]] = False
-        state = rig.executor._state
-        assert state is not None
-        rig.executor._state = state._replace(slot_arrays=poisoned(state.slot_arrays, is_free))
+        state = rig.executor.state
+        rig.executor.state = state._replace(slot_arrays=poisoned(state.slot_arrays, is_free))
 
     return between
 
@@ -120,8 +119,7 @@ def test_the_state_of_a_slot_depends_neither_on_chunks_nor_on_neighbours(recurre
         while engine.scheduler.has(0):
             engine.step()
         slot = engine.scheduler._running._free_slots[-1]  # it was given back last
-        state = recurrent.executor._state
-        assert state is not None
+        state = recurrent.executor.state
         found = [np.asarray(array)[slot] for array in jax.tree.leaves(state.slot_arrays)]
         for other in others:
             engine.scheduler.abort(other.request_id)

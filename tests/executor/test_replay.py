@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from quire.core.plan import Chunk, Kind, StepPlan, device_copy
+from quire.core.plan import Chunk, Kind, device_copy
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.executor.executor import JaxExecutor
@@ -26,6 +26,7 @@ from tests.executor.rig import quickly_compiled
 from tests.executor.sampling import slot_start
 from tests.executor.tensor_parallel import LIMITS, SHAPES
 from tests.executor.test_results import mask_of
+from tests.fake_executor import plan_of
 from tests.models.cases import CASES
 from tests.patience import WAIT_S
 
@@ -111,7 +112,7 @@ def test_a_follower_has_the_state_of_its_leader(ends: tuple[JaxExecutor, Direct,
     executor.reset()
     tokens = run(executor)
     assert all(len(those) == 9 for those in tokens.values())
-    assert same(executor._state, follower._state)
+    assert same(executor.state, follower._state)
     kinds = {key[0] if isinstance(key[0], str) else "forward" for key in members.calls}
     assert kinds >= {"start", "forward", "any"}
 
@@ -119,10 +120,10 @@ def test_a_follower_has_the_state_of_its_leader(ends: tuple[JaxExecutor, Direct,
 def test_both_begin_again_together(ends: tuple[JaxExecutor, Direct, Follower]) -> None:
     executor, _, follower = ends
     executor.reset()
-    assert same(executor._state, follower._state)
+    assert same(executor.state, follower._state)
     assert not np.asarray(follower._state.slots.history).any()
     run(executor)
-    assert same(executor._state, follower._state)
+    assert same(executor.state, follower._state)
 
 
 def test_masks_copies_and_forced_tokens_reach_a_follower(ends: tuple[JaxExecutor, Direct, Follower]) -> None:
@@ -131,12 +132,12 @@ def test_masks_copies_and_forced_tokens_reach_a_follower(ends: tuple[JaxExecutor
     members.calls.clear()
     chunks = tuple(Chunk(slot, 0, 0, slot, Kind.PREFILL, 0, 3, ((1 + slot,),), True) for slot in range(2))
     started = tuple(slot_start(SamplingParams(temperature=0), slot=slot, prompt=(5, 6, 7)) for slot in range(2))
-    pending = executor.submit(StepPlan(1, chunks, started=started, guided=(1,)))
+    pending = executor.submit(plan_of(1, chunks, started=started, guided=(1,)))
     pending.sample({1: mask_of([9], CONFIG["vocab_size"])})
     assert pending.result().tokens[1] == [9]
     decodes = tuple(Chunk(slot, 0, 0, slot, Kind.FORCED, 4, 2, (), True) for slot in range(1))
-    executor.submit(StepPlan(2, decodes, copies=(device_copy(1, 5),), forced=((0, 4, (8, 8)),))).result()
-    assert same(executor._state, follower._state)
+    executor.submit(plan_of(2, decodes, copies=(device_copy(1, 5),), forced=((0, 4, (8, 8)),))).result()
+    assert same(executor.state, follower._state)
     kinds = {key[0] for key in members.calls if isinstance(key[0], str)}
     assert kinds >= {"start", "any", "copy", "force"}
     assert [int(one) for one in np.asarray(follower._state.slots.history)[:2, 3]][1] == 9
@@ -150,10 +151,10 @@ def test_guesses_reach_a_follower(is_fused: bool) -> None:
             executor.programs.get(("verify", 8))  # from now on it is in the table
         start = slot_start(SamplingParams(temperature=0), slot=0, prompt=(5, 6, 7, 5, 6))
         prompt = Chunk(1, 0, 0, 0, Kind.PREFILL, 0, 5, ((1, 2),), True)
-        executor.submit(StepPlan(1, (prompt,), started=(start,))).result()
-        (drawn,) = executor.submit(StepPlan(2, (Chunk(1, 0, 0, 0, Kind.VERIFY, 5, 3, (), True),))).result().tokens
+        executor.submit(plan_of(1, (prompt,), started=(start,))).result()
+        (drawn,) = executor.submit(plan_of(2, (Chunk(1, 0, 0, 0, Kind.VERIFY, 5, 3, (), True),))).result().tokens
     assert 1 <= len(drawn) <= 3
-    assert same(executor._state, follower._state)
+    assert same(executor.state, follower._state)
     kinds = {key[0] for key in members.calls if isinstance(key[0], str)}
     assert ("verify" in kinds, "guess" in kinds) == (is_fused, not is_fused)
 
@@ -165,9 +166,9 @@ def test_rehearsals_are_replayed(ends: tuple[JaxExecutor, Direct, Follower]) -> 
     made = list(executor.programs._made)
     members.calls.clear()
     for key in made:
-        executor._state = run_on_padding(executor.programs, executor.programs._made[key], key, executor._state)
+        executor.state = run_on_padding(executor.programs, executor.programs._made[key], key, executor.state)
     assert [from_plain(key) for key in members.calls] == made
-    assert same(executor._state, follower._state)
+    assert same(executor.state, follower._state)
 
 
 def test_a_program_that_a_member_cannot_make_is_in_no_table(ends: tuple[JaxExecutor, Direct, Follower]) -> None:

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.core.plan import Chunk, Kind, SlotStart, StepPlan
+from quire.core.plan import Chunk, Kind, SlotStart
 from quire.executor.executor import JaxExecutor
-from quire.executor.launch import Launch
 from quire.executor.sample.sampler import NOTHING_LEFT, Features
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
@@ -17,6 +16,7 @@ from quire.request import SamplingParams
 from tests.executor.rig import FEW_SHAPES, Rig, config_of, quickly_compiled
 from tests.executor.sampling import slot_start
 from tests.executor.workload import GREEDY
+from tests.fake_executor import plan_of
 from tests.models.tiny import NamedTensors
 
 PROMPTS = [(5, 6, 7), (8,), tuple(range(50, 90)), (9, 10)]
@@ -46,7 +46,7 @@ def test_masks_restrict_the_chunks_they_are_given_for(llama: Rig) -> None:
     allowed = {1: [free[1]], 2: [3, 4, 290]}
     masks = {index: mask_of(tokens, vocab_size) for index, tokens in allowed.items()} | {3: mask_of([], vocab_size)}
     chunks = tuple(fill(slot, page_size) for slot in range(4))
-    plan = StepPlan(1, chunks, started=tuple(start_of(slot) for slot in range(4)), guided=tuple(masks))
+    plan = plan_of(1, chunks, started=tuple(start_of(slot) for slot in range(4)), guided=tuple(masks))
     pending = llama.executor.submit(plan)
     assert all(launched.sampled is None for launched in pending.launched), "it waits for its masks"
     pending.sample(masks)
@@ -62,7 +62,7 @@ def test_masks_restrict_the_chunks_they_are_given_for(llama: Rig) -> None:
     free = [int(llama.logits(row, len(row) - 1)[-1].argmax()) for row in known]
     decodes = tuple(Chunk(slot, 0, 0, slot, Kind.DECODE, len(PROMPTS[slot]), 1, (), True) for slot in (0, 1, 3))
     new_page = decodes[0]._replace(slot=2, request_id=2, start=len(PROMPTS[2]), new_pages=((99,),))
-    pending = llama.executor.submit(StepPlan(2, (decodes[0], decodes[1], new_page), guided=(1, 2)))
+    pending = llama.executor.submit(plan_of(2, (decodes[0], decodes[1], new_page), guided=(1, 2)))
     pending.sample({1: mask_of([7], vocab_size)})
     result = pending.result()
     assert result.tokens == [[free[0]], [7], [free[2]]]
@@ -87,10 +87,11 @@ def test_a_step_is_told_of_a_feature_only_when_a_row_asks_for_it(llama: Rig, ask
         start_of(0, SamplingParams(temperature=0, top_p=0.5)),
         start_of(1, sampling)._replace(min_tokens=min_tokens, end_ids=(3,)),
     )
-    plan = StepPlan(1, (fill(0, llama.shapes.page_size), fill(1, llama.shapes.page_size)), started=starts)
-    llama.executor.submit(plan).result()
-    told = llama.executor._features(plan, Launch(rows=[1], prefills=[0]))
-    assert Features(*told) == Features(*(name == asked for name in Features._fields))  # type: ignore[arg-type]
+    plan = plan_of(1, (fill(0, llama.shapes.page_size), fill(1, llama.shapes.page_size)), started=starts)
+    pending = llama.executor.submit(plan)
+    pending.result()
+    (launched,) = pending.launched
+    assert launched.features == Features(*(name == asked for name in Features._fields))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -110,7 +111,7 @@ def test_a_prompt_may_be_computed_in_chunks_of_any_lengths(any_llama: Rig, seed:
         chunk = Chunk(7, 0, 0, 3, Kind.PREFILL, position, length, new_pages, end == len(prompt))
         started = (slot_start(GREEDY, slot=3, prompt=prompt),) if not step else ()
         step += 1
-        result = any_llama.executor.submit(StepPlan(step, (chunk,), started=started)).result()
+        result = any_llama.executor.submit(plan_of(step, (chunk,), started=started)).result()
         position, num_pages = end, needed
     assert result is not None
     assert result.tokens == [[int(any_llama.logits(prompt, len(prompt))[-1].argmax())]]
@@ -134,9 +135,9 @@ def test_a_row_whose_logits_are_not_numbers_fails_alone(poisoned: JaxExecutor, s
     both = (fill(3, page_size, samples), fill(0, page_size))
     starts = start_of(3), start_of(0, SamplingParams(temperature=0, logprobs=2))
     with quickly_compiled():
-        result = poisoned.submit(StepPlan(1, both, started=starts)).result()
+        result = poisoned.submit(plan_of(1, both, started=starts)).result()
         poisoned.reset()
-        alone = poisoned.submit(StepPlan(1, both[1:], started=starts[1:])).result()
+        alone = poisoned.submit(plan_of(1, both[1:], started=starts[1:])).result()
     assert list(result.failed) == [0]
     assert "not finite" in result.failed[0]
     assert not alone.failed

@@ -27,8 +27,7 @@ def keys_and_values(rig: Rig, **settings: Any) -> list[Array]:
     """Those of every layer after a prompt that runs alone, by position."""
     prompt = tuple(np.random.default_rng(0).integers(0, rig.model.vocab_size, PROMPT_LENGTH).tolist())
     rig.run([Request(0, prompt, 1, GREEDY, salt=rig.salt(prompt))], **settings)
-    state = rig.executor._state
-    assert state is not None
+    state = rig.executor.state
     table = np.asarray(state.slots.page_table)[:, 0]
     pages = next(row for row in table if row.any())[: -(-PROMPT_LENGTH // rig.shapes.page_size)]
     return [

@@ -181,13 +181,13 @@ def test_answers_are_the_same_whether_pages_are_read_together_or_not(monkeypatch
         used.add(key)
         return get(self, key)
 
-    def found(self: Packer, one: Launch, chunks: Any) -> Launch:
-        after = with_shared(self, one, chunks)
-        launches.append((bool(one.prefills), after.shared is not None))
+    def noted(self: Packer, launch: Launch) -> Launch:
+        after = with_shared(self, launch)
+        launches.append((launch.num_prefills > 0, after.shared is not None))
         return after
 
     monkeypatch.setattr(Programs, "get", seen)
-    monkeypatch.setattr(Packer, "with_shared", found)
+    monkeypatch.setattr(Packer, "with_shared", noted)
     monkeypatch.setattr(compiler, "kernels_for", lambda *_: PLAIN._replace(attend=attend))
     for name, value in {"SHARED_STEP": 8, "MIN_SAVED": 1, "MIN_ROWS": 2, "TILE_COST": 1}.items():
         monkeypatch.setattr(shared_prefixes, name, value)

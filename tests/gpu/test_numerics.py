@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quire.core.plan import Chunk, Kind, SlotStart
-from quire.executor.launch import Launch, Packer
+from quire.executor.launch import Packer, launches_of
 from quire.executor.programs.programs import Programs
 from quire.executor.shapes import Shapes
 from quire.executor.slots import pack_starts
@@ -19,6 +19,7 @@ from quire.models.registry import build_model
 from quire.ops.kernels import kernels_for
 from quire.request import SamplingParams
 from tests.executor.rig import _logits
+from tests.fake_executor import plan_of
 
 pytestmark = pytest.mark.gpu
 ON_GPU = jax.default_backend() == "gpu"
@@ -38,17 +39,16 @@ def run(
     programs: Programs, model: Any, weights: Any, packer: Packer, state: Any, chunks: tuple[Chunk, ...], is_fresh: bool
 ) -> tuple[Any, list[Any]]:
     """The logits after each chunk."""
-    rows = [index for index, one in enumerate(chunks) if one.length == 1]
-    launch = Launch(rows, [index for index, one in enumerate(chunks) if one.length > 1])
-    ladder = programs.table._ladder
-    shape = ladder.choose(launch.shape(chunks), launch.num_tiles(chunks), ladder.all())
+    (launch,) = launches_of(plan_of(1, chunks), programs.compiler.shapes)
+    ladder = programs.compiler.shapes.ladder
+    shape = ladder.choose(launch.shape, launch.num_tiles, ladder.all())
     assert shape is not None
     forward = programs.get(shape)
     assert bool(shape.fresh_sequences) == (is_fresh and ON_GPU)
-    assert shape.decodes_only == (not launch.prefills)
-    state, computed = forward(programs.compiler.weights, state, packer.pack(launch, chunks, set(), shape))
+    assert shape.decodes_only == (not launch.num_prefills)
+    state, computed = forward(programs.compiler.weights, state, packer.pack(launch, shape))
     logits = model.logits(weights, computed.hidden)
-    order = {index: row for row, index in enumerate(launch.samples(chunks))}
+    order = {index: row for row, index in enumerate(launch.sampled)}
     return state, [np.asarray(logits[order[index]]) for index in range(len(chunks))]
 
 

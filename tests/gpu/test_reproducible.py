@@ -148,10 +148,10 @@ def test_answers_do_not_depend_on_others_that_read_the_same_pages(
     together: list[int] = []
     with_shared = Packer.with_shared
 
-    def noted(self: Packer, launch: Launch, chunks: Any) -> Launch:
-        found = with_shared(self, launch, chunks)
-        together.append(0 if found.shared is None else int((found.shared.tile_of >= 0).sum()))
-        return found
+    def noted(self: Packer, launch: Launch) -> Launch:
+        after = with_shared(self, launch)
+        together.append(0 if after.shared is None else int((after.shared.tile_of >= 0).sum()))
+        return after
 
     monkeypatch.setattr(Packer, "with_shared", noted)
     run(built, [replace(asked[0], salt=f"together {count}")])

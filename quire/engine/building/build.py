@@ -278,7 +278,7 @@ def _build_engine(
     executor = JaxExecutor(
         deployment.model, weights, deployment.shapes, threads, deployment.mesh, store, others, draft,
         loads_ahead=deployment.is_served, num_host_pages=deployment.limits.host_pages,
-        processes=processes, begun=begun,
+        processes=processes, programs=begun,
     )  # fmt: skip
     model = deployment.model
     scheduler = Scheduler(deployment.limits, clock, model.prefix_key, model.switch_length)

@@ -1,13 +1,13 @@
 """The page copies of a plan."""
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import jax
 import numpy as np
 
-from quire.core.plan import Kind, PageCopy, Place, StepPlan, Tier
-from quire.executor.host.host_pages import Arrival, Fetched, HostPages
+from quire.core.plan import PageCopy, Place, StepPlan, Tier
+from quire.executor.host.host_pages import Arrival, Fetched, HostPages, as_bytes
 from quire.executor.host.pinned_pages import PinnedPages
 from quire.executor.pending import Copied
 from quire.executor.programs.order import MAX_UNPLACED_BYTES
@@ -53,9 +53,10 @@ class PageCopies:
         if plan.copies or self._awaited:
             pages, copied = self._begin(pages, plan)
         if isinstance(self._host, PinnedPages):
-            prompts = [chunk.length for chunk in plan.chunks if chunk.kind is Kind.PREFILL]
+            num_prompt_tokens = sum(chunk.length for chunk in plan.prefills)
             fetches = any(copy.source.tier is Tier.HOST for copy in plan.copies)
-            self._host.begin_saves(sum(prompts), has_decodes=len(prompts) < len(plan.chunks), fetches=fetches)
+            has_decodes = plan.num_prefills < len(plan.chunks)
+            self._host.begin_saves(num_prompt_tokens, has_decodes=has_decodes, fetches=fetches)
         return pages, copied
 
     def _begin(self, pages: Any, plan: StepPlan) -> tuple[Any, list[Copied]]:
@@ -100,6 +101,20 @@ class PageCopies:
                 pages, number = program(pages, call.targets, call.contents)
                 arrivals.append(Arrival(number))
         return pages, arrivals
+
+    def read(self, pages: Any, sources: Sequence[int]) -> Callable[[], memoryview]:
+        """Copy pages to the host that are in their places; the function waits for their bytes."""
+        parts = []
+        for begin in range(0, len(sources), COPY_SIZES[-1]):
+            part = sources[begin : begin + COPY_SIZES[-1]]
+            size = next(size for size in COPY_SIZES if size >= len(part))
+            padded = np.zeros(size, np.int32)
+            padded[: len(part)] = part
+            contents = self._programs.get(("save", size))(pages, padded)
+            for array in contents:
+                array.copy_to_host_async()
+            parts.append((len(part), contents))
+        return lambda: as_bytes(parts)
 
     def take_lost(self) -> list[int]:
         """The pages of the host whose copies from the device have failed since the last call."""

@@ -9,7 +9,7 @@ import numpy as np
 from quire.executor.adapter_arrays import AdapterArrays
 from quire.executor.draft.draft import pack_guesses
 from quire.executor.fused_steps import FUSED_KINDS, fused_shape
-from quire.executor.launch import NUM_FEATURES, Launch, Packer, num_sample_fields
+from quire.executor.launch import NUM_FEATURES, Packer, num_sample_fields
 from quire.executor.programs.compiler import Compiler
 from quire.executor.programs.ladder import StepShape
 from quire.executor.programs.table import Key
@@ -37,7 +37,7 @@ def run_on_padding(programs: Operands, program: Callable[..., Any], key: Key, st
     shapes = programs.compiler.shapes
     if isinstance(key, StepShape) or key[0] in FUSED_KINDS:
         shape = key if isinstance(key, StepShape) else fused_shape(*key)
-        after: State = program(programs.weights, state, Packer(shapes).pack(Launch(), (), set(), shape))[0]
+        after: State = program(programs.weights, state, Packer(shapes).padding(shape))[0]
         return after
     kind, size = key
     if kind in (SAVE, LOAD):  # `SnapshotArrays` runs them

@@ -52,7 +52,7 @@ class Features(NamedTuple):
 NOTHING_ASKED = Features(*[False] * len(Features._fields))
 
 
-def asked_by(start: SlotStart) -> Features:
+def features_of(start: SlotStart) -> Features:
     """The features that a request asks for, apart from masks."""
     s = start.sampling
     return Features(
