@@ -32,9 +32,9 @@ import numpy as np
 from device_time import profiled, report
 
 from quire.core.plan import Chunk, Kind, StepPlan
-from quire.engine.building import build
 from quire.engine.building.deployment import Deployment
 from quire.engine.building.model_weights import load_model
+from quire.engine.building.plan import plan_deployment
 from quire.executor.launch import Launch, Packer, launches_of
 from quire.executor.programs import compiler, compiler_options
 from quire.executor.programs.ladder import StepShape
@@ -46,7 +46,7 @@ from quire.executor.step import State
 from quire.files.progress import silent
 from quire.ops.weights import coded
 from quire.settings.config import Config
-from quire.settings.resolve import MAX_ARRAY_NUMBERS
+from quire.settings.memory import MAX_ARRAY_NUMBERS
 
 POSITION, NUM_PAGES = 300, 2048
 MAX_POOL_BYTES = 16 << 30  # of pages with contexts
@@ -59,7 +59,7 @@ class Steps:
 
     def __init__(self, config: Config, context: int | None = None, least: int = 0) -> None:
         self.least = least  # tokens of a program
-        deployment = build.plan_deployment(config)
+        deployment = plan_deployment(config)
         self.position = POSITION if context is None else context
         self.shapes = deployment.shapes.with_pages(NUM_PAGES if context is None else pool_of(deployment, context))
         weights = load_model(deployment, silent)

@@ -16,14 +16,14 @@ import threading
 import time
 from pathlib import Path
 
-from quire.engine.building.build import build_engine, plan_deployment
-from quire.engine.building.built import Built
+from quire.engine.building.build import Built, build_engine
 from quire.engine.building.folder import keep_pages
+from quire.engine.building.plan import plan_deployment
 from quire.engine.driver import Driver
 from quire.ipc.messages import Event, Failed, Progress, Submit
-from quire.page_folder.settings import FolderSettings
 from quire.request import Request, SamplingParams
 from quire.settings.config import Config
+from quire.settings.page_folder import FolderSettings
 
 GREEDY = SamplingParams(temperature=0)
 WAIT_S = 600.0

@@ -21,8 +21,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from quire.core.plan import Kind, Tier
-from quire.engine.building.build import build_engine, plan_deployment
-from quire.engine.building.built import Built
+from quire.engine.building.build import Built, build_engine
+from quire.engine.building.plan import plan_deployment
 from quire.engine.engine import Engine
 from quire.engine.garbage_collection import freeze_gc, relax_gc
 from quire.engine.observer import Observer, Step

@@ -16,7 +16,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from quire.engine.building.build import build_engine, plan_deployment
+from quire.engine.building.build import build_engine
+from quire.engine.building.plan import plan_deployment
 from quire.engine.engine import Engine
 from quire.request import Request, SamplingParams
 from quire.settings.config import Config

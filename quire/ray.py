@@ -24,7 +24,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.errors import EngineFailed, InvalidSetting, QuireError
-from quire.group.settings import GroupSettings
 from quire.ipc.address import new_address
 from quire.ipc.supervisor_link import StartRefused, bind_to_parent
 from quire.server.http.app import make_app
@@ -32,12 +31,14 @@ from quire.server.observe.logs import configure_logs
 from quire.server.processes.engine_processes import EngineProcesses, engine_places
 from quire.server.processes.front_end import FrontEnd
 from quire.server.processes.model_engine import ModelEngine
-from quire.server.processes.serve import model_engines, refuse_for_groups
+from quire.server.processes.serve import model_engines
 from quire.server.processes.supervisor import REASONS
 from quire.server.rate_limits import RateLimits
 from quire.server.service.service import Service
 from quire.server.settings import ServerSettings
 from quire.settings.config import Config
+from quire.settings.group import GroupSettings
+from quire.settings.refusals import Case, refuse, settings_of
 
 log = logging.getLogger(__name__)
 
@@ -123,8 +124,7 @@ def read_settings(given: dict[str, Any]) -> tuple[Config, ServerSettings, RaySet
     assert isinstance(config, Config)
     assert isinstance(settings, ServerSettings)
     assert isinstance(deployment, RaySettings)
-    if deployment.group_size > 1:
-        refuse_for_groups(config, settings)
+    refuse(Case(settings_of(config, settings, deployment)))
     return config, settings, deployment
 
 

@@ -20,7 +20,7 @@ from quire.cli.chat import ChatSession
 from quire.cli.doctor import unused_gpus
 from quire.cli.one_at_a_time import for_one_user
 from quire.cli.sampling import SamplingOptions
-from quire.settings.resolve import as_size
+from quire.settings.memory import as_size
 from tests.models.cases import CASES
 from tests.tiny_chat_model import SIZES, program_folder, write_tiny_chat_model
 

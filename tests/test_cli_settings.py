@@ -17,11 +17,11 @@ from quire.cli import make_app
 from quire.cli.sampling import SamplingOptions
 from quire.cli.settings import forget_service_links, read_settings, refuse_misspelt, variables_of, with_settings
 from quire.errors import InvalidSetting
-from quire.group.settings import GroupSettings
-from quire.peers.settings import PeerSettings
 from quire.request import SamplingParams
 from quire.server.settings import ServerSettings
 from quire.settings.config import Config, setting
+from quire.settings.group import GroupSettings
+from quire.settings.peers import PeerSettings
 
 
 @dataclass(frozen=True)

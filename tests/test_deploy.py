@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from quire.cli.settings import variables_of
-from quire.group.settings import GroupSettings
 from quire.server import health_check
 from quire.server.http.routes import ROUTES
 from quire.server.settings import ServerSettings
 from quire.settings.config import Config
+from quire.settings.group import GroupSettings
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = [field for kind in (Config, ServerSettings, GroupSettings) for field in dataclasses.fields(kind)]

@@ -41,8 +41,9 @@ HTTP = APIS | {"server.api"}
 # What each part of quire may import of quire. A name with dots is a part of a part, and has rules of its own.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(GROUND, GROUND),
+    "settings": GROUND | {"files.regular_file"},  # secrets are in files
     "core": frozenset({"retry_reservations", "errors", "reach", "request"}),
-    "files": frozenset({"errors", "settings.machine", "settings.adapters"}),
+    "files": frozenset({"errors", "settings.machine", "settings.config"}),
     "text": frozenset({"errors", "request", "files"}),
     "grammar": frozenset({"errors", "request", "text"}),
     "ops": GROUND | OWN_FILES,

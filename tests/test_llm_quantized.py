@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.engine.building.build import plan_deployment
+from quire.engine.building.plan import plan_deployment
 from quire.errors import InvalidSetting
 from quire.models.registry import build_model
 from quire.ops.native import library

@@ -17,10 +17,10 @@ from quire.files.model_files import locate
 from quire.files.peft import open_adapter
 from quire.files.regular_file import open_regular, read_regular
 from quire.files.safetensors_source import SafetensorsSource
-from quire.group.settings import read_secret
 from quire.server.api_keys import read_keys
 from quire.server.http.tls import check_certificate
 from quire.server.settings import ServerSettings
+from quire.settings.group import read_secret
 from quire.text.chat import load_chat_templates
 from quire.text.tokenizer import load_tokenizer
 from tests.tiny_chat_model import write_tiny_chat_model

@@ -11,14 +11,16 @@ from quire import __version__
 from quire.cli.console import log_to_stderr
 from quire.cli.settings import with_settings
 from quire.files.cache_folder import cache_folder
-from quire.group.settings import GroupSettings
-from quire.page_folder.settings import FolderSettings
-from quire.peers.settings import PeerSettings
 from quire.settings import machine
 from quire.settings.choice import Choice
 from quire.settings.config import Config
+from quire.settings.dtypes import SEVERAL_DEVICES
+from quire.settings.group import GroupSettings
 from quire.settings.host_cache import with_host_cache
-from quire.settings.resolve import SEVERAL_DEVICES, as_size
+from quire.settings.memory import as_size
+from quire.settings.page_folder import FolderSettings
+from quire.settings.peers import PeerSettings
+from quire.settings.refusals import Case, refuse, refused_for, settings_of
 
 
 @with_settings
@@ -33,13 +35,14 @@ def doctor(
     log_to_stderr(quiet=True)
     from quire.executor.memory import reserve_device_memory
 
+    refuse(Case(settings_of(config, folder, group, peers)))
     reserve_device_memory(config.host_cache_gib, config.memory_fraction)  # before anything looks for devices
     machine = _machine() | _group(group) | _peers(peers)
     if not json:
         _print("This machine", machine)
-    from quire.engine.building.build import plan_deployment
     from quire.engine.building.deployment import cache_capacity
     from quire.engine.building.model_weights import describe_experts
+    from quire.engine.building.plan import plan_deployment, traits_of
     from quire.files.progress import progress_bar, silent
 
     if peers.role is not None or folder.cache_folder is not None:
@@ -60,6 +63,10 @@ def doctor(
         **describe_experts(deployment),
         "chat template and tokenizer": "yes" if deployment.files.tokenizer is not None else "none: token ids only",
     }
+    traits = traits_of(deployment.files.name, deployment.model, deployment.layout)
+    refused = [name for name in refused_for(traits, facts.platform) if name != "snapshots"]
+    if refused:
+        model["refused settings"] = ", ".join(refused)
     if deployment.draft is not None:
         draft = deployment.draft
         model["draft"] = f"{draft.files.name}, {draft.model.num_layers} layers; in the weights and pages below"

@@ -13,11 +13,11 @@ from quire.cli.precedence import Precedence, Source
 from quire.cli.settings import refuse_misspelt, with_settings
 from quire.cli.tgi_flags import TgiFlags
 from quire.errors import InvalidSetting, QuireError
-from quire.group.settings import GroupSettings
-from quire.page_folder.settings import FolderSettings
-from quire.peers.settings import PeerSettings
 from quire.server.settings import ServerSettings
 from quire.settings.config import Config
+from quire.settings.group import GroupSettings
+from quire.settings.page_folder import FolderSettings
+from quire.settings.peers import PeerSettings
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from quire.files.hub import fetch_adapter, parse_repository
 from quire.files.json_file import read_json
 from quire.files.safetensors_source import SafetensorsSource
 from quire.files.tensor_source import Array
-from quire.settings.adapters import MAX_LORA_RANK
+from quire.settings.config import MAX_LORA_RANK
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"

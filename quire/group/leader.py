@@ -31,7 +31,7 @@ from quire.group.messages import (
     RunProgram,
     ToLeader,
 )
-from quire.group.settings import MEMBER_LOST, GroupSettings
+from quire.settings.group import MEMBER_LOST, GroupSettings
 
 log = logging.getLogger(__name__)
 

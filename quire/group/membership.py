@@ -11,7 +11,7 @@ from typing import Any
 from quire.group.handshake import DEADLINE_S, HandshakeFailed, enter
 from quire.group.link import Link, LinkLost
 from quire.group.messages import Begin, Join, JoinRefused, NotNow, Ping, Pong, ToMember
-from quire.group.settings import GroupSettings
+from quire.settings.group import GroupSettings
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from quire.engine.building.build import build_engine, plan_deployment
-from quire.engine.building.built import Built
+from quire.engine.building.build import Built, build_engine
+from quire.engine.building.plan import plan_deployment
 from quire.engine.garbage_collection import freeze_gc
 from quire.errors import InvalidRequest, QuireError, invalid
 from quire.files.progress import Progress, progress_bar, share_bar, silent

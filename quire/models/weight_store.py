@@ -22,7 +22,7 @@ from quire.models.model import Model
 from quire.models.params import Param, ParamTree
 from quire.ops.native.int8_product import tiles_shape
 from quire.ops.weights.quantized import Packed
-from quire.settings.resolve import as_size
+from quire.settings.memory import as_size
 
 log = logging.getLogger(__name__)
 

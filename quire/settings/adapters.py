@@ -9,7 +9,6 @@ from quire.settings.config import Config
 
 DEFAULT_LORAS = 8
 DEFAULT_LORA_RANK = 16
-MAX_LORA_RANK = 1024
 MAX_ADAPTER_NAME = 256  # characters
 
 _WITH_REVISION = re.compile(r"\w[\w.-]*/[\w.-]+@\S+")  # on the hub
@@ -39,12 +38,7 @@ def check_adapter_name(name: str) -> None:
 
 def resolve_max_loras(config: Config, num_adapters: int) -> Choice[int]:
     """Adapters on the device together; 0 where there can be none."""
-    if config.max_loras is not None and config.max_loras < 1:
-        raise InvalidSetting(f"max_loras is {config.max_loras}; it must be at least 1")
     if not num_adapters and config.adapter_folder is None:
-        for name in ("max_loras", "max_lora_rank"):
-            if getattr(config, name) is not None:
-                raise InvalidSetting(f"{name} is {getattr(config, name)}; it needs lora_adapters or adapter_folder")
         return Choice("max_loras", 0, "there are no adapters")
     if config.adapter_folder is None and num_adapters < (config.max_loras or DEFAULT_LORAS):
         return Choice("max_loras", num_adapters, "as many as there are")
@@ -54,8 +48,6 @@ def resolve_max_loras(config: Config, num_adapters: int) -> Choice[int]:
 def resolve_max_lora_rank(config: Config, ranks: Sequence[int]) -> Choice[int]:
     """The rank that there is room for, by the ranks of the adapters given at the start."""
     asked, highest = config.max_lora_rank, max(ranks, default=0)
-    if asked is not None and not 1 <= asked <= MAX_LORA_RANK:
-        raise InvalidSetting(f"max_lora_rank is {asked}; it must be between 1 and {MAX_LORA_RANK}")
     if config.adapter_folder is not None and highest < DEFAULT_LORA_RANK:
         return chosen("max_lora_rank", asked, DEFAULT_LORA_RANK, "default for adapters that are loaded while serving")
     return chosen("max_lora_rank", asked, highest, "the highest rank of the adapters")

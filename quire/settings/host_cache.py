@@ -7,7 +7,7 @@ from typing import NamedTuple
 from quire.errors import InvalidSetting
 from quire.settings.config import Config
 from quire.settings.machine import memory_bytes
-from quire.settings.resolve import as_size
+from quire.settings.memory import as_size
 
 # Bytes that a step may copy from the host; fewer while sequences decode, if that would slow them.
 RESTORED_BYTES = {"cpu": 16 * 2**20}
@@ -58,8 +58,6 @@ def resolve_host_cache(
         raise InvalidSetting(f"host_cache_gib is {asked}; it must be at least 0")
     if not asked:
         return HostCache(0, 0, 1)
-    if not config.prefix_caching:
-        raise InvalidSetting(f"host_cache_gib is {asked}; it needs prefix_caching: it keeps the pages of that cache")
     num_bytes = int(asked * 2**30)
     if num_bytes > free_bytes:
         raise InvalidSetting(

@@ -5,78 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import InvalidSetting
-from quire.settings.bursts import resolve_max_burst
-from quire.settings.cache_dtype import resolve_kv_cache_dtype
 from quire.settings.choice import ASKED_FOR, Choice, chosen
-from quire.settings.compiling import resolve_compile_processes
-from quire.settings.config import Config
+from quire.settings.config import Config, refuse_out_of_range
+from quire.settings.dtypes import PLATFORM_ALIASES, resolve_dtype, resolve_kv_cache_dtype, resolve_quantize
 from quire.settings.machine import num_processors
-from quire.settings.ranges import refuse_out_of_range
-from quire.settings.reproducible import least_rows, resolve_reproducible
-
-DTYPES = ("float32", "bfloat16", "float16")
-QUANTIZE = ("none", "int8", "fp8")
-METHODS = (  # of checkpoints
-    "compressed-tensors", "fp8", "gptq", "awq", "mxfp4", "modelopt", "fbgemm_fp8", "auto-round",
-)  # fmt: skip
-# Names that other servers have for the method of a checkpoint, and the method.
-OTHER_NAMES = {("fp8", "fbgemm_fp8"), ("modelopt_fp4", "modelopt"), ("intel/auto-round", "auto-round")}
-
 
 MAX_RESERVED = 0.94  # of a GPU's memory, that JAX takes at most: programs and the driver have the rest
-
-# A reason of float32 on CPUs, also in groups, which have a device for each member.
-SEVERAL_DEVICES = "the int8 kernels of CPUs are for one device, and the model is cut across several"
-
-# Platforms as JAX names them.
-_DTYPE_BY_PLATFORM = {
-    "cpu": ("float32", "CPUs without bfloat16 units would convert at every step"),
-    "gpu": ("bfloat16", "half the memory traffic of float32, at full matmul speed"),
-    "tpu": ("bfloat16", "what its matrix units compute in"),
-}
-_PLATFORM_ALIASES = {"cuda": "gpu", "rocm": "gpu"}
-
-
-def resolve_dtype(platform: str, asked: str | None) -> Choice[str]:
-    """The dtype of weights and activations."""
-    if asked is not None and asked != "auto":
-        if asked not in DTYPES:
-            raise InvalidSetting(f"dtype is {asked!r}; it can be {', '.join(DTYPES)} or auto")
-        return Choice("dtype", asked, ASKED_FOR)
-    kind = _PLATFORM_ALIASES.get(platform, platform)
-    if kind not in _DTYPE_BY_PLATFORM:
-        known = ", ".join((*_DTYPE_BY_PLATFORM, *_PLATFORM_ALIASES))
-        raise InvalidSetting(f"no dtype is known to suit platform {platform!r} ({known} are); set --dtype")
-    value, reason = _DTYPE_BY_PLATFORM[kind]
-    return Choice("dtype", value, f"{platform}: {reason}")
-
-
-def resolve_quantize(platform: str, config: Config, fast_int8: bool, quantization: str | None = None) -> Choice[str]:
-    """The type in which matrices are stored and multiplied; "none": `dtype`, or as in a quantised checkpoint."""
-    asked = config.quantize
-    if asked in (*METHODS, *(name for name, _ in OTHER_NAMES)) and (asked != "fp8" or quantization is not None):
-        method = None if quantization is None else quantization.partition(",")[0]
-        if method != asked and (asked, method) not in OTHER_NAMES:
-            is_what = "not quantised" if quantization is None else quantization
-            raise InvalidSetting(f"quantize is {asked!r}; the checkpoint is {is_what}")
-        return Choice("quantize", "none", f"as the checkpoint is: {quantization}")
-    if asked is not None and asked != "auto":
-        if asked not in QUANTIZE:
-            raise InvalidSetting(f"quantize is {asked!r}; it can be {', '.join(QUANTIZE)} or auto")
-        if asked != "none" and _PLATFORM_ALIASES.get(platform, platform) not in ("cpu", "gpu"):
-            raise InvalidSetting(f"quantize = {asked} is for CPUs and GPUs; on a {platform} it can be none")
-        if asked == "fp8" and platform == "cpu":
-            return Choice("quantize", asked, f"{ASKED_FOR}; a CPU widens it inside products: int8 is faster")
-        return Choice("quantize", asked, ASKED_FOR)
-    if quantization is not None:
-        faster = "; int8 rounds them again, which is faster on this CPU" if platform == "cpu" and fast_int8 else ""
-        return Choice("quantize", "none", f"as the checkpoint is: {quantization}{faster}")
-    if platform != "cpu" or not fast_int8:
-        return Choice("quantize", "none", "as exact as the weights are")
-    if config.dtype is not None or config.tensor_parallel > 1:
-        reason = "dtype is asked for" if config.dtype is not None else SEVERAL_DEVICES
-        return Choice("quantize", "none", f"{reason}; without it int8, which is faster on this CPU")
-    return Choice("quantize", "int8", "faster on this CPU, and as close to float32 as Q8_0 files; none: float32")
 
 
 @dataclass(frozen=True)
@@ -119,6 +53,9 @@ class Resolved:
     max_waiting_tokens: int
     compile_threads: int
     compile_processes: int
+    max_queued: int | None  # None: no limit
+    max_step_ms: float  # 0: no limit
+    max_burst_ms: float
     fixed_order: bool  # numbers of a row are added in one order in every step, which takes other kernels
     choices: tuple[Choice[Any], ...]  # for the log
 
@@ -131,10 +68,6 @@ class Resolved:
     def num_slots(self) -> int:
         """Of the executor, which has programs for no fewer rows in a fixed order."""
         return max(self.max_batch_size, self.min_tokens) if self.fixed_order else self.max_batch_size
-
-    def is_automatic(self, name: str) -> bool:
-        """True if this setting was not asked for."""
-        return next(choice.is_automatic for choice in self.choices if choice.name == name)
 
 
 @dataclass(frozen=True)
@@ -162,19 +95,25 @@ DEFAULTS = {
 DEFAULT_MAX_TOTAL_TOKENS = {"cpu": 4096, "gpu": 32768, "tpu": 32768}
 # As in text-generation-inference: each is what goes with the other where only that is given.
 WAITING_SERVED_RATIO, MAX_WAITING_TOKENS = 0.3, 20
-RESERVE_BYTES = 256 * 2**20  # for fragments, programs and small arrays
-# For pages on their way between a GPU and the host: those of two fetches, a copy of one, and those that are saved.
-MOVING_BYTES = 3328 * 2**20
-MAX_ARRAY_NUMBERS = 2**31 - 1  # whose places the kernels of a GPU count in 32 bits
-MAX_HOST_CACHE_BYTES = 2 * 2**30
 QUEUED_BATCHES, MIN_QUEUED = 16, 4096  # sequences
-PAGE_STEP = 64  # the number of pages is a multiple of this, so that compiled programs are found again
+SERVED_BURST_MS, OFFLINE_BURST_MS = 10.0, 50.0
+# On one device. A GPU reads the first in 2 ms and the second in 3, in which the host can start a step.
+SMALL_MODEL_BYTES, MIDDLE_MODEL_BYTES = 8 * 2**30, 12 * 2**30
+OFFLINE_BURST = 2  # of a model between them: more gain nothing
+# Of a GPU's memory that is not JAX's: for the engine's programs and its driver, and for a process that compiles.
+ENGINE_BYTES, PROCESS_BYTES = 2048 * 2**20, 768 * 2**20
+MAX_PROCESSES = 4
+THREADS_OF_ONE = 4  # a process traces one program at a time, and compiles several
+# Rows that every step of a reproducible engine on a GPU is padded to.
+LEAST_ROWS = 8  # of every product: the library's gave a row the same bits from there on, where they were compared
+LEAST_ROWS_OF_CODES = 64  # up to half of that, codes of eight bits are widened in place of rounding the rows
+LEAST_ROWS_OF_CHECKPOINTS = 128  # that are quantised: up to half of that, codes of four bits have a kernel
 
 
 def resolve(config: Config, facts: Facts, is_served: bool = False) -> Resolved:
     """Decide what `config` leaves open, for this machine and model. `is_served`: to clients that wait for tokens."""
     refuse_out_of_range(config)
-    platform = _PLATFORM_ALIASES.get(facts.platform, facts.platform)
+    platform = PLATFORM_ALIASES.get(facts.platform, facts.platform)
     defaults = DEFAULTS.get(platform, DEFAULTS["cpu"])
     if config.tensor_parallel > facts.num_devices:
         raise InvalidSetting(f"tensor_parallel is {config.tensor_parallel}; there are {facts.num_devices} devices")
@@ -215,15 +154,26 @@ def resolve(config: Config, facts: Facts, is_served: bool = False) -> Resolved:
     if config.speculate:
         choices.append(_speculate(config, page_size.value))
     if config.reproducible:
-        choices.append(resolve_reproducible(config, platform, facts.is_native))
+        choices.append(_reproducible(platform))
+    values: dict[str, Any] = {"waiting_served_ratio": 0.0, "max_waiting_tokens": 0, "speculate": 0}
+    values |= {choice.name: choice.value for choice in choices if choice.name not in ("reproducible", fraction.name)}
+    if is_served:
+        bounds: list[Choice[Any]] = [
+            resolve_max_queued(config, values["max_batch_size"]),
+            resolve_max_step_ms(config, platform),
+        ]
+        reason = "so much later a new request may begin, and so far apart tokens may come"
+        bounds.append(choose("max_burst_ms", SERVED_BURST_MS, reason))
+        values |= {choice.name: choice.value for choice in bounds}
+        choices += bounds if values["max_burst"] > 1 else bounds[:-1]
+    else:  # only the total time counts
+        burst_ms = OFFLINE_BURST_MS if config.max_burst_ms is None else config.max_burst_ms
+        values |= {"max_queued": config.max_queued, "max_step_ms": config.max_step_ms or 0.0, "max_burst_ms": burst_ms}
     fixed_order = config.reproducible and platform == "gpu"
-    unless_asked = {"waiting_served_ratio": 0.0, "max_waiting_tokens": 0, "speculate": 0}
-    values = unless_asked | {choice.name: choice.value for choice in choices if choice.name != "reproducible"}
-    del values["memory_fraction"]
     return Resolved(
         **values,
         memory_limit_bytes=_memory_limit_bytes(fraction.value, platform, facts),
-        min_tokens=least_rows(choices[2].value, facts.quantization) if fixed_order else defaults.min_tokens,
+        min_tokens=_least_rows(values["quantize"], facts.quantization) if fixed_order else defaults.min_tokens,
         fixed_tokens=defaults.fixed_tokens,
         fixed_order=fixed_order,
         choices=tuple(choices),
@@ -264,7 +214,7 @@ def resolve_max_queued(config: Config, max_batch_size: int) -> Choice[int]:
 
 def resolve_max_step_ms(config: Config, platform: str) -> Choice[float]:
     """The longest step of a server while sequences decode. Offline there is no limit: only the total time counts."""
-    platform = _PLATFORM_ALIASES.get(platform, platform)
+    platform = PLATFORM_ALIASES.get(platform, platform)
     default = DEFAULTS.get(platform, DEFAULTS["cpu"]).max_step_ms
     reason = f"{platform.upper()} default: prompts are cut so that others' tokens keep coming; 0 sets no limit"
     return chosen("max_step_ms", config.max_step_ms, default, reason)
@@ -276,61 +226,46 @@ def _speculate(config: Config, page_size: int) -> Choice[int]:
     return Choice("speculate", config.speculate, ASKED_FOR)
 
 
-def resolve_pages(
-    config: Config,
-    resolved: Resolved,
-    facts: Facts,
-    step_bytes: int,
-    page_bytes: int,
-    longest: int,
-    state_bytes: int = 0,
-    page_numbers: int = 0,
+def resolve_max_burst(
+    config: Config, platform: str, default: int, page_size: int, weight_bytes: int, is_served: bool
 ) -> Choice[int]:
-    """The number of pages: they fill the memory besides weights, the largest step and a reserve.
-
-    `longest` is the number of pages that a sequence of max_total_tokens has at once. `state_bytes`: of all slots,
-    which is not in pages. `page_numbers`: those of one page in the largest array of a device.
-    """
-    reserve = RESERVE_BYTES + (MOVING_BYTES if config.host_cache_gib and facts.platform == "gpu" else 0)
-    left = resolved.memory_limit_bytes - facts.weight_bytes - step_bytes - state_bytes - reserve
-    state = f"{as_size(state_bytes)} state of slots - " if state_bytes else ""
-    sum_line = (
-        f"{as_size(resolved.memory_limit_bytes)} allowed - {as_size(facts.weight_bytes)} weights - "
-        f"{as_size(step_bytes)} largest step - {state}{as_size(reserve)} reserve = {as_size(left)}, "
-        f"at {as_size(page_bytes)} a page"
-    )
-    needed = longest + 1  # page 0 is not handed out
-    most = MAX_ARRAY_NUMBERS // page_numbers if page_numbers and facts.platform == "gpu" else sys.maxsize
-    if config.num_pages is not None:
-        if config.num_pages > most:
-            raise InvalidSetting(f"num_pages is {config.num_pages}; kernels reach {most} pages of this model")
-        choice = Choice("num_pages", config.num_pages, ASKED_FOR)
-    else:
-        useful = longest * resolved.max_batch_size + 1
-        count, reason = max(0, left) // page_bytes, sum_line
-        if facts.platform == "cpu" and count * page_bytes > MAX_HOST_CACHE_BYTES:
-            count = MAX_HOST_CACHE_BYTES // page_bytes
-            reason = f"{as_size(MAX_HOST_CACHE_BYTES)} at {as_size(page_bytes)} a page, to leave the host its memory"
-        if count > useful:
-            count = min(count, -(-useful // PAGE_STEP) * PAGE_STEP)  # the rest keeps prefixes
-            reason = f"room for {(rows := resolved.max_batch_size)} sequence{'s' * (rows > 1)} of max_total_tokens"
-        if count > most:
-            count, reason = most, f"kernels reach {most} pages of this model"
-        count = rounded if (rounded := count - count % PAGE_STEP) >= needed else count
-        choice = Choice("num_pages", count, reason)
-    if choice.value < needed:
-        raise InvalidSetting(
-            f"{choice.value} pages of {resolved.page_size} tokens do not hold one sequence of max_total_tokens = "
-            f"{resolved.max_total_tokens}, which needs {needed}: {sum_line}"
-        )
-    if choice.value * page_bytes > max(left, 0):
-        raise InvalidSetting(f"num_pages = {choice.value} needs {as_size(choice.value * page_bytes)}: {sum_line}")
-    return choice
+    """The most tokens that a step gives each sequence. `default`: of the platform, for small models."""
+    if config.max_burst is not None and config.max_burst > page_size:
+        raise InvalidSetting(f"max_burst is {config.max_burst}; it can be as many as page_size, {page_size}")
+    most, reason = min(default, page_size), f"{platform.upper()} default"
+    if config.reproducible and platform == "gpu":
+        most, reason = 1, "reproducible: tokens of a burst have a program of their own"
+    elif most > 1 and weight_bytes > SMALL_MODEL_BYTES:
+        if is_served or weight_bytes > MIDDLE_MODEL_BYTES:
+            most, reason = 1, "a step of so large a model takes longer than to start it"
+        else:
+            most, reason = min(OFFLINE_BURST, page_size), "offline: to start a step takes nearly as long as the step"
+    return chosen("max_burst", config.max_burst, most, reason)
 
 
-def as_size(num_bytes: int) -> str:
-    """A size in the largest unit of which there is at least one."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if abs(num_bytes) >= size:
-            return f"{num_bytes / size:.1f} {unit}"
-    return f"{num_bytes} B"
+def resolve_compile_processes(config: Config, platform: str, threads: int, outside_bytes: int) -> Choice[int]:
+    """Processes that compile programs for the engine. `outside_bytes`: of a GPU, that are not JAX's."""
+    name, asked = "compile_processes", config.compile_processes
+    if config.tensor_parallel > 1:
+        return chosen(name, asked, 0, "several devices: threads compile")
+    if platform != "gpu":
+        count = int(platform == "cpu" and threads > 1)
+        reason = "one, of a low priority, while an engine serves" if count else "threads compile"
+        return chosen(name, asked, count, f"{platform.upper()} default: {reason}")
+    fitting = max(0, outside_bytes - ENGINE_BYTES) // PROCESS_BYTES
+    reason = f"one for {THREADS_OF_ONE} compile_threads; {outside_bytes / 2**30:.1f} GiB of the GPU are not JAX's"
+    return chosen(name, asked, min(max(1, threads // THREADS_OF_ONE), MAX_PROCESSES, fitting), reason)
+
+
+def _reproducible(platform: str) -> Choice[bool]:
+    reason = "nothing changes: on this CPU no row depends on others in any case"
+    if platform == "gpu":
+        reason = "one order of sums in every step, by other kernels, and a check of every program"
+    return Choice("reproducible", True, reason)
+
+
+def _least_rows(quantize: str, quantization: str | None) -> int:
+    """`quantization`: that of the checkpoint."""
+    if quantization:
+        return LEAST_ROWS_OF_CHECKPOINTS
+    return LEAST_ROWS if quantize == "none" else LEAST_ROWS_OF_CODES

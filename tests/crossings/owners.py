@@ -4,9 +4,6 @@ from dataclasses import fields
 from typing import Any
 
 from quire.core.limits import Limits
-from quire.group.settings import GroupSettings
-from quire.page_folder.settings import FolderSettings
-from quire.peers.settings import PeerSettings
 from quire.request import Grammar, Request, SamplingParams, ThinkingBudget
 from quire.server.api.anthropic.requests import MessagesRequest
 from quire.server.api.openai.requests import ChatRequest, CompletionRequest
@@ -14,6 +11,9 @@ from quire.server.api.responses.requests import ResponseRequest
 from quire.server.api.tgi.requests import GenerateRequest, Parameters
 from quire.server.settings import ServerSettings
 from quire.settings.config import Config
+from quire.settings.group import GroupSettings
+from quire.settings.page_folder import FolderSettings
+from quire.settings.peers import PeerSettings
 
 SETTINGS = (Config, Limits, ServerSettings, FolderSettings, PeerSettings, GroupSettings)
 OF_ENGINES = (Request, SamplingParams, Grammar, ThinkingBudget)

@@ -11,18 +11,17 @@ from typing import Any
 
 import pytest
 
-from quire.engine.building.build import plan_deployment
-from quire.engine.building.deployment import kinds_of, layout_of
+from quire.engine.building.plan import layout_of, plan_deployment, refusal_case, traits_of
 from quire.errors import InvalidRequest, InvalidSetting
-from quire.group.settings import GroupSettings
 from quire.models.registry import build_model
-from quire.page_folder.settings import FolderSettings
-from quire.peers.settings import PeerSettings
 from quire.server.processes.serve import serve
 from quire.server.settings import ServerSettings
 from quire.settings.config import Config
+from quire.settings.group import GroupSettings
 from quire.settings.host_cache import with_host_cache
-from quire.settings.reproducible import refuse_kinds
+from quire.settings.page_folder import FolderSettings
+from quire.settings.peers import PeerSettings
+from quire.settings.refusals import refuse
 from quire.settings.resolve import Facts, resolve
 from tests.crossings.capability import Capability, EngineSetting, Layout
 from tests.crossings.covering import PLAIN
@@ -83,8 +82,8 @@ class Settings:
         """As `plan_deployment` does, on a machine that has one."""
         settings = Config(**{**vars(self.config), "page_size": 32, "dtype": "bfloat16"})
         resolved, model = resolve(settings, GPU), build_model(self.model)
-        if resolved.fixed_order:
-            refuse_kinds(kinds_of(model, layout_of(model, resolved, None)), "the model")
+        traits = traits_of("the model", model, layout_of(model, resolved, None))
+        refuse(refusal_case(settings, GPU, resolved, traits))
 
     def serve(self) -> None:
         kinds = ServerSettings, GroupSettings, PeerSettings, FolderSettings

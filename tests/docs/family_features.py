@@ -3,21 +3,20 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from quire.engine.building.slot_state import refuse_what_needs_older_state
-from quire.errors import InvalidSetting
+from quire.engine.building.plan import layer_kinds
 from quire.models.adapters import adapted_layers
 from quire.models.checkpoint import leaves
 from quire.models.params import Param
 from quire.models.parts.decoder import Decoder
 from quire.models.registry import FAMILIES, build_model
 from quire.ops.attention.spec import AttentionSpec
-from quire.ops.recurrence import RecurrentSpec
-from quire.settings.config import Config
+from quire.settings.refusals import ModelTraits, refused_for
 from tests.models.cases import CASES
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN = "<!-- This table is written by `make docs-reference`. -->\n"
 END = "<!-- The end of the table. -->\n"
+SOME = {"kv_cache_dtype": " of 8 bits", "reproducible": " on a GPU"}  # values that are refused
 # A family that is another one with more beside its text.
 SAME_TEXT = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
 
@@ -37,7 +36,7 @@ def _layers(models: list[Decoder]) -> str:
         "chunks": any(spec.chunk is not None for spec in attention),
         "sinks": any(spec.has_sinks for spec in attention),
         "latent": any(spec.value_dim is not None for spec in attention),
-        "recurrent": any(isinstance(spec, RecurrentSpec) for spec in specs),
+        "recurrent": not all(spec.kind.in_pages for spec in specs),
     }
     return ", ".join(kind for kind, has in kinds.items() if has)
 
@@ -65,21 +64,15 @@ def _adapters(models: list[Decoder]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names))
 
 
-def _speculation(models: list[Decoder]) -> str:
-    try:
-        if count := _num_recurrent(models):
-            refuse_what_needs_older_state(Config(speculate=4), count, "a model")
-    except InvalidSetting:
-        return ""
-    return "yes"
-
-
 def _prefix_cache(models: list[Decoder]) -> str:
-    return "with snapshots" if _num_recurrent(models) else "yes"
+    is_paged = all(spec.kind.in_pages for model in models for spec in model.layers)
+    return "yes" if is_paged else "with snapshots"
 
 
-def _num_recurrent(models: list[Decoder]) -> int:
-    return sum(isinstance(spec, RecurrentSpec) for model in models for spec in model.layers)
+def _refused(models: list[Decoder]) -> str:
+    kinds = tuple(dict.fromkeys(kind for model in models for kind in layer_kinds(model)))
+    refused = refused_for(ModelTraits("a model", kinds), "gpu")
+    return ", ".join(f"`--{name.replace('_', '-')}`{SOME.get(name, '')}" for name in refused if name != "snapshots")
 
 
 def _tensor_parallelism(models: list[Decoder]) -> str:
@@ -92,8 +85,8 @@ COLUMNS: dict[str, Callable[[list[Decoder]], str]] = {
     "layers": _layers,
     "experts": _experts,
     "quantised checkpoints": _quantised,
-    "speculation": _speculation,
     "prefix cache": _prefix_cache,
+    "refused": _refused,
     "tensor parallelism": _tensor_parallelism,
     "adapters of": _adapters,
 }

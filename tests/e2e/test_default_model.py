@@ -18,8 +18,8 @@ from pydantic import BaseModel, Field
 from quire import LLM, Config, json_schema
 from quire.core.plan import StepPlan
 from quire.core.scheduler import Scheduler
-from quire.engine.building.build import build_engine, plan_deployment
-from quire.engine.building.built import Built
+from quire.engine.building.build import Built, build_engine
+from quire.engine.building.plan import plan_deployment
 from quire.engine.engine import Engine
 from quire.engine.executor import Executor, Pending
 from quire.grammar.matcher import Grammars

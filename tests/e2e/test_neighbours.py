@@ -14,8 +14,8 @@ import pytest
 
 from quire import Config
 from quire.core.scheduler import Scheduler
-from quire.engine.building.build import build_engine, plan_deployment
-from quire.engine.building.built import Built
+from quire.engine.building.build import Built, build_engine
+from quire.engine.building.plan import plan_deployment
 from quire.engine.engine import Engine
 from quire.ops.native import library
 from quire.request import Request, SamplingParams

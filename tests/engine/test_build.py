@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from quire.engine.building.build import build_engine, plan_deployment
-from quire.engine.building.built import Built
+from quire.engine.building.build import Built, build_engine
 from quire.engine.building.compiling import program_store
 from quire.engine.building.deployment import Deployment
 from quire.engine.building.page_count import SMALL_STEP, estimated_step_bytes, measures_step
+from quire.engine.building.plan import plan_deployment
 from quire.executor.programs.order import ProgramOrder
 from quire.files.cache_folder import cache_folder
 from quire.files.progress import Progress, Report
@@ -137,9 +137,9 @@ def test_a_step_is_measured_where_its_estimate_takes_much_of_the_pages_memory(
 
 
 def test_bursts_may_take_longer_where_no_client_waits(tmp_path: Path) -> None:
-    bursts = [planned(tmp_path, "cpu", is_served).max_burst_ms for is_served in (True, False)]
+    bursts = [planned(tmp_path, "cpu", is_served).resolved.max_burst_ms for is_served in (True, False)]
     assert bursts == [10.0, 50.0]
-    given = [planned(tmp_path, "cpu", is_served, max_burst_ms=0.0).max_burst_ms for is_served in (True, False)]
+    given = [planned(tmp_path, "cpu", is_served, max_burst_ms=0.0).resolved.max_burst_ms for is_served in (True, False)]
     assert given == [0, 0]
 
 

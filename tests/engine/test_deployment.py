@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from quire.core.limits import Limits
-from quire.engine.building.build import plan_deployment
 from quire.engine.building.deployment import Deployment, cache_capacity
-from quire.engine.building.slot_state import with_snapshots
+from quire.engine.building.page_count import with_snapshots
+from quire.engine.building.plan import plan_deployment
 from quire.errors import InvalidSetting
 from quire.ops.native import library
 from quire.settings.config import Config
 from quire.settings.machine import memory_bytes
-from quire.settings.resolve import RESERVE_BYTES
+from quire.settings.memory import RESERVE_BYTES
 from tests.models.cases import CASES
 
 
@@ -86,7 +86,7 @@ def test_there_are_more_snapshots_where_more_sequences_run_and_fewer_where_memor
         assert short.limits.snapshots == count
         assert short.limits.prefix_caching == (count > 0)
     (caching,) = (choice for choice in short.choices if choice.name == "prefix_caching")
-    assert "has 3 recurrent layers: a prompt is computed from its first token on" in caching.reason
+    assert "has recurrent layers, and there are no snapshots of them: a prompt is computed" in caching.reason
 
 
 @pytest.mark.parametrize(("room", "more_pages", "count"), [(0, 0, 0), (8, 0, 7), (8, 8, 5)])
@@ -119,7 +119,7 @@ def test_snapshots_can_be_turned_off(tmp_path: Path, settings: dict[str, Any]) -
 @pytest.mark.parametrize(
     ("family", "settings", "message"),
     [
-        ("llama", {"snapshots": 4}, "snapshots is 4; .* has no recurrent layers"),
+        ("llama", {"snapshots": 4}, "snapshots is 4; it does not go with .*, whose layers keep everything in pages"),
         ("qwen3_next", {"snapshots": -1}, "snapshots is -1; it must be at least 0"),
         ("qwen3_next", {"snapshots": 2, "prefix_caching": False}, "snapshots is 2; it needs prefix_caching"),
     ],
@@ -134,8 +134,14 @@ def test_snapshots_that_cannot_be_are_refused(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"speculate": 2}, "speculate is 2; .* has 3 recurrent layers, whose state cannot be taken back"),
-        ({"host_cache_gib": 0.5}, "host_cache_gib is 0.5; .* has 3 recurrent layers, and pages alone do not continue"),
+        (
+            {"speculate": 2},
+            "speculate is 2; .* the recurrent layers of .*: their state cannot be taken back",
+        ),
+        (
+            {"host_cache_gib": 0.5},
+            "host_cache_gib is 0.5; .* the recurrent layers of .*: pages alone do not continue",
+        ),
     ],
 )
 def test_what_needs_an_older_state_of_recurrent_layers_is_refused(
@@ -190,7 +196,7 @@ def test_host_memory_is_cut_into_pages_and_the_text_says_how_many_tokens_it_hold
 def test_pages_come_beside_the_computation_where_their_memory_is_pinned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gib: float, pins: bool, ahead: bool
 ) -> None:
-    monkeypatch.setattr("quire.engine.building.deployment.can_pin", lambda: pins)
+    monkeypatch.setattr("quire.engine.building.page_count.can_pin", lambda: pins)
     assert planned(tmp_path, "llama", host_cache_gib=gib).limits.restores_ahead is ahead
 
 
@@ -214,7 +220,7 @@ def test_reproducible_on_a_cpu_needs_every_part_of_the_native_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library, "need", lambda part: part != "codes")
-    with pytest.raises(InvalidSetting, match="the library, or a part of it, is not there"):
+    with pytest.raises(InvalidSetting, match="it needs the native library with all its parts"):
         planned(tmp_path, "llama", reproducible=True)
 
 

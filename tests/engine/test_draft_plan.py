@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from quire.engine.building.build import plan_deployment
 from quire.engine.building.deployment import Deployment
+from quire.engine.building.plan import plan_deployment
 from quire.errors import InvalidSetting
 from quire.settings.config import Config
 from tests.models.cases import CASES
@@ -52,7 +52,7 @@ def test_without_speculate_nothing_is_kept_for_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"speculate": 0}, "draft_model needs speculate"),
+        ({"speculate": 0}, "draft_model is .*; it needs speculate"),
         ({"speculate": -1}, "speculate is -1; it must be at least 0"),
         ({"speculate": 8}, "speculate is 8; it must be less than page_size, 8"),
     ],
@@ -83,7 +83,7 @@ def test_other_tokens_are_refused_by_the_first_that_differs(tmp_path: Path) -> N
 
 def test_a_model_of_windows_alone_is_refused(tmp_path: Path) -> None:
     model, draft = written(tmp_path, "mistral"), written(tmp_path, "llama", vocab_size=CASES["mistral"]["vocab_size"])
-    with pytest.raises(InvalidSetting, match=r"layers that read all positions; those of .* have windows"):
+    with pytest.raises(InvalidSetting, match=r"draft_model is .*; it does not go with the windows of all layers of"):
         planned(tmp_path, model, draft)
 
 
@@ -91,7 +91,7 @@ def test_a_draft_with_latent_attention_is_refused_beside_a_cache_of_eight_bits(t
     model, draft = written(tmp_path, "llama"), written(tmp_path, "deepseek_v3", vocab_size=CASES["llama"]["vocab_size"])
     planned(tmp_path, model, draft)
     for asked, named in (("int8", "int8"), ("fp8", "fp8_e4m3")):
-        rule = rf"draft_model .* has latent attention.* kv_cache_dtype is {named}: it can be float32"
+        rule = rf"kv_cache_dtype is {named}; .* the latent attention layers of .*, the draft_model: .*-dtype float32"
         with pytest.raises(InvalidSetting, match=rule):
             planned(tmp_path, model, draft, kv_cache_dtype=asked)
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from quire.engine.building.build import plan_deployment
 from quire.engine.building.compiling import program_store
 from quire.engine.building.deployment import Deployment
 from quire.engine.building.model_weights import load_model
+from quire.engine.building.plan import plan_deployment
 from quire.files.cache_folder import cache_folder
 from quire.files.progress import silent
 from quire.models.registry import build_model

@@ -5,7 +5,7 @@ from typing import Any
 
 from quire.core.limits import Limits
 from quire.core.scheduler import Scheduler
-from quire.engine.building.built import Built
+from quire.engine.building.build import Built
 from quire.engine.engine import Engine
 from quire.request import Request
 from tests.fake_executor import FakeExecutor

@@ -7,12 +7,13 @@ from typing import Any
 import jax
 import pytest
 
-from quire.engine.building.deployment import layout_of
+from quire.engine.building.plan import layout_of, refusal_case, traits_of
 from quire.errors import InvalidSetting
 from quire.executor.layer_state import page_layout
 from quire.models.registry import build_model
 from quire.ops.native import library
 from quire.settings.config import Config
+from quire.settings.refusals import refuse
 from quire.settings.resolve import Facts, resolve
 from tests.executor.conftest import DRAFTING, HOST_PAGES
 from tests.executor.rig import FEW_SHAPES, Rig, config_of, quickly_compiled
@@ -65,9 +66,12 @@ def test_tokens_do_not_depend_on_scheduling(request: pytest.FixtureRequest, name
 
 def test_latent_attention_refuses_it_by_name() -> None:
     facts = Facts(platform="cpu", num_devices=1, memory_bytes=2**34, max_positions=256, weight_bytes=2**20)
-    resolved = resolve(Config(kv_cache_dtype="int8"), facts)
-    with pytest.raises(InvalidSetting, match="kv_cache_dtype is int8; the cache of latent attention is kept in dtype"):
-        layout_of(build_model(CASES["deepseek_v2"]), resolved, None)
+    config = Config(kv_cache_dtype="int8")
+    resolved = resolve(config, facts)
+    model = build_model(CASES["deepseek_v2"])
+    traits = traits_of("it", model, layout_of(model, resolved, None))
+    with pytest.raises(InvalidSetting, match="kv_cache_dtype is int8; it does not go with the latent attention layers"):
+        refuse(refusal_case(config, facts, resolved, traits))
     layout = layout_of(build_model(CASES["qwen3_next"]), resolved, None)
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(layout.slot_structure(1))} == {"float32"}
     assert layout.page_dtype == "int8"

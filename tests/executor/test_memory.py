@@ -15,7 +15,7 @@ print(options()["memory_fraction"])
 RESERVE = "from quire.executor.memory import reserve_device_memory\nreserve_device_memory(fraction={})"
 PLAN = """
 from quire.settings.config import Config
-from quire.engine.building.build import plan_deployment
+from quire.engine.building.plan import plan_deployment
 plan_deployment(Config("random:tiny", memory_fraction={}))
 """
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.engine.building.build import plan_deployment
+from quire.engine.building.plan import plan_deployment
 from quire.errors import InvalidSetting, ModelUnavailable
 from quire.files.model_files import locate
 from quire.files.named_tokenizer import locate_tokenizer

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 import pytest
 
-from quire.engine.building.build import build_engine, plan_deployment
-from quire.engine.building.built import Built
+from quire.engine.building.build import Built, build_engine
+from quire.engine.building.plan import plan_deployment
 from quire.engine.engine import Engine
 from quire.executor import shared_prefixes
 from quire.executor.launch import Launch, Packer

@@ -8,8 +8,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from quire.engine.building.build import plan_deployment
 from quire.engine.building.page_count import estimated_step_bytes, measured_step_bytes
+from quire.engine.building.plan import plan_deployment
 from quire.settings.config import Config
 
 pytestmark = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.engine.building.group import SAMPLE_BYTES, fingerprint
+from quire.engine.building.fingerprint import SAMPLE_BYTES, fingerprint
 from quire.files.model_files import locate
 from tests.chaos.test_model import write_poisoned_model
 

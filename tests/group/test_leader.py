@@ -14,7 +14,7 @@ from quire.errors import EngineFailed, InvalidSetting
 from quire.group.leader import MAX_STRANGERS, Leader
 from quire.group.membership import Membership, RefusedByLeader, join
 from quire.group.messages import Begin, Deploy, Devices, Made, MemberFailed, Prepare, Reset, RunProgram
-from quire.group.settings import GroupSettings
+from quire.settings.group import GroupSettings
 from tests.chaos.server import wait_until
 from tests.patience import WAIT_S
 from tests.server.processes import free_port

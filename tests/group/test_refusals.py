@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from quire.errors import InvalidSetting
-from quire.group.settings import GroupSettings
 from quire.server.processes.serve import serve
 from quire.server.settings import ServerSettings
 from quire.settings.config import Config
+from quire.settings.group import GroupSettings
 
 GROUP = GroupSettings(2, 0, "127.0.0.1:7000", group_secret="0123456789abcdef")
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import InvalidSetting
-from quire.group.settings import GroupSettings
+from quire.settings.group import GroupSettings
 
 SECRET = "0123456789abcdef"
 

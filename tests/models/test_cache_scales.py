@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.engine.building.build import plan_deployment
 from quire.engine.building.deployment import Deployment
 from quire.engine.building.model_weights import load_model
+from quire.engine.building.plan import plan_deployment
 from quire.errors import InvalidCheckpoint, InvalidSetting
 from quire.files.model_files import locate
 from quire.files.progress import silent
@@ -103,11 +103,11 @@ def test_latent_attention_names_the_setting_that_helps(tmp_path: Path) -> None:
     written(tmp_path, SCHEME, BOTH, "ct-int8-packed", "deepseek_v3")
     with pytest.raises(
         InvalidSetting,
-        match=r"kv_cache_scheme asks for a cache in fp8_e4m3, which latent attention does not support\. "
-        "Remedy: --kv-cache-dtype float32",
+        match=r"kv_cache_dtype is fp8_e4m3 \(the checkpoint's kv_cache_scheme; .*; it does not go with the latent "
+        "attention layers of .* Remedy: --kv-cache-dtype float32",
     ):
         planned(tmp_path)
-    with pytest.raises(InvalidSetting, match="kv_cache_dtype is int8; the cache of latent attention is kept in dtype"):
+    with pytest.raises(InvalidSetting, match="kv_cache_dtype is int8; it does not go with the latent attention"):
         planned(tmp_path, kv_cache_dtype="int8")
     deployment = planned(tmp_path, kv_cache_dtype="float32")
     assert str(deployment.layout.page_dtype) == "float32"

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from quire.engine.building.build import plan_deployment
+from quire.engine.building.plan import plan_deployment
 from quire.errors import InvalidCheckpoint, QuireError
 from quire.executor.memory import weight_bytes
 from quire.files.gguf_source import GGUFSource

@@ -7,7 +7,7 @@ import pytest
 from quire.errors import InvalidSetting
 from quire.models.formats.quantized_source import READERS, read_quantization
 from quire.settings.config import Config
-from quire.settings.resolve import METHODS, OTHER_NAMES, resolve_quantize
+from quire.settings.dtypes import METHODS, OTHER_NAMES, resolve_quantize
 from tests.models.cases import CASES
 from tests.models.quantized_checkpoints import FORMATS
 

@@ -18,7 +18,7 @@ from quire.models.parts.decoder import Decoder
 from quire.models.registry import build_model
 from quire.ops.weights.coded import Coded
 from quire.settings.config import Config
-from quire.settings.resolve import resolve_quantize
+from quire.settings.dtypes import resolve_quantize
 from tests.models.cases import CASES
 from tests.models.mxfp4_checkpoint import CONFIG, write_mxfp4
 from tests.models.test_quantized import on_first_device

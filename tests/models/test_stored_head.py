@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from quire.engine.building.build import plan_deployment
+from quire.engine.building.plan import plan_deployment
 from quire.files.model_files import locate
 from quire.models.checkpoint import load_weights
 from quire.models.formats.quantized_source import open_checkpoint

@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
-from quire.engine.building.build import plan_deployment
 from quire.engine.building.folder import folder_key
 from quire.engine.building.peers import peer_facts
+from quire.engine.building.plan import plan_deployment
 from quire.settings.config import Config
 from tests.chaos.test_model import write_poisoned_model
 

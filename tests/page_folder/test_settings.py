@@ -5,10 +5,10 @@ import os
 import pytest
 
 from quire.errors import InvalidSetting
-from quire.page_folder.settings import FolderSettings
 from quire.server.processes.serve import serve
 from quire.server.settings import ServerSettings
 from quire.settings.config import Config
+from quire.settings.page_folder import FolderSettings
 from tests.peers.test_refusals import GROUP
 
 

@@ -4,12 +4,12 @@ import pytest
 
 from quire.cli.doctor import _peers
 from quire.errors import InvalidSetting
-from quire.group.settings import GroupSettings
-from quire.peers.settings import PeerSettings
 from quire.server.processes.serve import serve
 from quire.server.settings import ServerSettings
 from quire.settings.config import Config
+from quire.settings.group import GroupSettings
 from quire.settings.host_cache import HOST_CACHE_GIB, with_host_cache
+from quire.settings.peers import PeerSettings
 from tests.peers.test_settings import DECODE, PREFILL
 
 GROUP = GroupSettings(group_size=2, group_address="10.0.0.1:7000", group_secret="0123456789abcdef")
@@ -18,8 +18,8 @@ GROUP = GroupSettings(group_size=2, group_address="10.0.0.1:7000", group_secret=
 @pytest.mark.parametrize(
     ("config", "settings", "group", "peers", "words"),
     [
-        ({}, {}, GROUP, DECODE, "role is decode; an engine of several processes (--group-size) has none"),
-        ({}, {"data_parallel": 2}, None, PREFILL, "data_parallel is 2; it must be 1 with role = prefill"),
+        ({}, {}, GROUP, DECODE, "role is decode; it does not go with group_size = 2"),
+        ({}, {"data_parallel": 2}, None, PREFILL, "data_parallel is 2; it does not go with role = prefill"),
         ({"prefix_caching": False}, {}, None, DECODE, "role is decode; it needs prefix_caching"),
         ({}, {}, None, DECODE | {"peer_secret": "short"}, "has 5 bytes"),
     ],

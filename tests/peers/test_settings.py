@@ -3,7 +3,7 @@
 import pytest
 
 from quire.errors import InvalidSetting
-from quire.peers.settings import PeerSettings
+from quire.settings.peers import PeerSettings
 
 SECRET = {"peer_secret": "0123456789abcdef"}
 PREFILL = {"role": "prefill", "peer_address": "0.0.0.0:7100"} | SECRET

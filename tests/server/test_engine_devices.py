@@ -6,11 +6,11 @@ import pytest
 
 from quire import LLM
 from quire.errors import InvalidSetting
-from quire.group.settings import GroupSettings
 from quire.server.processes.engine_devices import EngineDevices, divide_devices, visible_gpus
 from quire.server.processes.serve import serve
 from quire.server.settings import ServerSettings
 from quire.settings.config import Config
+from quire.settings.group import GroupSettings
 
 
 def gpus(*parts: str) -> list[EngineDevices]:

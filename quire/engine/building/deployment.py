@@ -1,29 +1,24 @@
 """Everything decided about running a model."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from jax.sharding import Mesh
 
 from quire.core.limits import Limits
+from quire.engine.building.adapter_plan import AdapterPlan
 from quire.engine.building.draft_plan import DraftPlan
-from quire.errors import InvalidSetting
-from quire.executor.host.pinned_pages import can_pin
 from quire.executor.layer_state import PageLayout, page_layout
 from quire.executor.shapes import Shapes
 from quire.files.gguf_source import GGUFSource
 from quire.files.model_files import ModelFiles
 from quire.files.safetensors_source import SafetensorsSource
-from quire.models.adapter_plan import AdapterPlan
-from quire.models.checkpoint import leaves
 from quire.models.formats.quantized_source import QuantizedSource
 from quire.models.parts.decoder import Decoder
-from quire.ops.pages import is_coded
 from quire.settings.choice import Choice
 from quire.settings.config import Config
-from quire.settings.host_cache import resolve_host_cache
-from quire.settings.reproducible import ModelKinds
-from quire.settings.resolve import Facts, Resolved, as_size
+from quire.settings.memory import as_size
+from quire.settings.resolve import Facts, Resolved
 
 Checkpoint = GGUFSource | SafetensorsSource | QuantizedSource
 
@@ -43,8 +38,6 @@ class Deployment:
     shapes: Shapes
     limits: Limits
     adapters: AdapterPlan
-    max_step_ms: float  # 0: no limit
-    max_burst_ms: float
     is_served: bool  # to clients: all programs are made ahead of need
     choices: tuple[Choice[Any], ...]
     draft: DraftPlan | None = None
@@ -78,31 +71,6 @@ class Deployment:
         return draft.layout(resolved.page_size, resolved.max_total_tokens, resolved.page_dtype).page_bytes
 
 
-def kinds_of(model: Decoder, layout: PageLayout) -> ModelKinds:
-    return ModelKinds(
-        experts=any(param.is_of_experts for param in leaves(model.params())),
-        latent=any(not spec.kind.has_coded_pages for spec in layout.specs),
-        recurrent=bool(layout.slot_specs),
-    )
-
-
-def layout_of(model: Decoder, resolved: Resolved, mesh: Mesh | None) -> PageLayout:
-    """The page groups of a model, and the types of its states."""
-    sizes = resolved.page_size, resolved.max_total_tokens, resolved.dtype
-    layout = page_layout(model.layers, *sizes, mesh, page_dtype=resolved.page_dtype)
-    if is_coded(resolved.page_dtype) and not all(spec.kind.has_coded_pages for spec in layout.specs):
-        asked, dtype = resolved.kv_cache_dtype, resolved.dtype
-        if not resolved.is_automatic("kv_cache_dtype"):
-            raise InvalidSetting(
-                f"kv_cache_dtype is {asked}; the cache of latent attention is kept in dtype: it can be {dtype}"
-            )
-        raise InvalidSetting(
-            f"the checkpoint's kv_cache_scheme asks for a cache in {asked}, which latent attention does not support. "
-            f"Remedy: --kv-cache-dtype {dtype} serves the checkpoint with a cache in {dtype}, which is more exact"
-        )
-    return layout
-
-
 def cache_capacity(deployment: Deployment) -> dict[str, str]:
     """The capacity of the cache, for the log and `quire doctor`."""
     limits, layout = deployment.limits, deployment.layout
@@ -131,22 +99,3 @@ def cache_capacity(deployment: Deployment) -> dict[str, str]:
         times = without / (held * layout.page_bytes)
         capacity["windows"] = f"{layout.rules}; {times:.1f}x as many sequences of {longest:,} tokens as without"
     return capacity
-
-
-def with_host_pages(limits: Limits, deployment: Deployment) -> Limits:
-    """The limits with the host pages of the settings. All other numbers are final."""
-    facts, page_bytes = deployment.facts, deployment.host_page_bytes
-    free_bytes = facts.host_bytes
-    if facts.platform == "cpu":
-        free_bytes -= facts.weight_bytes + limits.num_pages * page_bytes
-    pages_of_step = limits.pages_for(limits.max_batch_prefill_tokens) * len(limits.page_groups)
-    config = deployment.config
-    num_pages, saves, restores = resolve_host_cache(config, facts.platform, free_bytes, page_bytes, pages_of_step)
-    return replace(
-        limits,
-        host_pages=num_pages,
-        max_page_saves=saves,
-        max_page_restores=restores,
-        restores_ahead=num_pages > 0 and can_pin(),
-        host_page_bytes=page_bytes,
-    )

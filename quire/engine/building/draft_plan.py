@@ -15,8 +15,6 @@ from quire.models.parts.decoder import Decoder
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from quire.models.stored_head import with_stored_head
-from quire.ops.pages import is_coded
-from quire.settings.cache_dtype import CACHE_DTYPES
 from quire.settings.config import Config
 from quire.text.tokenizer import load_tokenizer
 
@@ -45,61 +43,37 @@ def find_draft(config: Config, files: ModelFiles, model: Decoder, progress: Prog
     """The draft that `config` asks for, for a model with these files. Raises where it cannot guess for that model."""
     if config.draft_model is None:
         return None
-    if not config.speculate:
-        raise InvalidSetting("draft_model needs speculate, the most tokens that it guesses in one step")
-    if config.tensor_parallel > 1:
-        raise InvalidSetting(
-            f"draft_model runs on one device; tensor_parallel is {config.tensor_parallel}. speculate works without it"
-        )
-    found = locate(config.draft_model, **config.hub_access, progress=progress)
-    source = open_checkpoint(found)
-    found = with_stored_head(found, source)
-    draft = build_model(found.config)
+    draft_files = locate(config.draft_model, **config.hub_access, progress=progress)
+    source = open_checkpoint(draft_files)
+    draft_files = with_stored_head(draft_files, source)
+    draft = build_model(draft_files.config)
     if source is not None:
         stored_names(draft, source)
     if draft.vocab_size != model.vocab_size:
         raise InvalidSetting(
-            f"draft_model {found.name} has {draft.vocab_size} tokens, {files.name} has {model.vocab_size}; they must "
-            "have the same vocabulary"
+            f"draft_model {draft_files.name} has {draft.vocab_size} tokens, {files.name} has {model.vocab_size}; they "
+            "must have the same vocabulary"
         )
-    _refuse_other_tokens(found, files, model.vocab_size)
-    return DraftPlan(found, source, draft)
+    _refuse_other_tokens(draft_files, files, model.vocab_size)
+    return DraftPlan(draft_files, source, draft)
 
 
-def refuse_what_cannot_draft(draft: DraftPlan, layout: PageLayout, files: ModelFiles, max_total_tokens: int) -> None:
-    """Raise where no page group keeps all positions, or the draft has too few."""
-    if draft.layout(layout.page_size, max_total_tokens, str(layout.dtype)).slot_specs:
-        raise InvalidSetting(
-            f"draft_model {draft.files.name} has recurrent layers, whose state cannot be taken back to where a guess "
-            "was wrong"
-        )
-    latent = not all(spec.kind.has_coded_pages for spec in draft.model.layers)
-    if latent and is_coded(layout.page_dtype):
-        asked = CACHE_DTYPES[str(layout.page_dtype).replace("float", "fp")]
-        raise InvalidSetting(
-            f"draft_model {draft.files.name} has latent attention, whose cache is kept in dtype; kv_cache_dtype is "
-            f"{asked}: it can be {layout.dtype}"
-        )
+def check_draft(draft: DraftPlan, max_total_tokens: int) -> None:
     if draft.model.max_positions < max_total_tokens:
         raise InvalidSetting(
             f"draft_model {draft.files.name} has {draft.model.max_positions} positions; max_total_tokens is "
             f"{max_total_tokens}"
         )
-    if None not in layout.groups:
-        raise InvalidSetting(
-            f"draft_model needs a model with layers that read all positions; those of {files.name} have windows "
-            f"({layout.rules})"
-        )
 
 
-def _refuse_other_tokens(found: ModelFiles, files: ModelFiles, vocab_size: int) -> None:
-    if found.tokenizer is None or files.tokenizer is None or found.tokenizer == files.tokenizer:
+def _refuse_other_tokens(draft: ModelFiles, files: ModelFiles, vocab_size: int) -> None:
+    if draft.tokenizer is None or files.tokenizer is None or draft.tokenizer == files.tokenizer:
         return
-    ours, theirs = load_tokenizer(files.tokenizer), load_tokenizer(found.tokenizer)
+    ours, theirs = load_tokenizer(files.tokenizer), load_tokenizer(draft.tokenizer)
     for token in range(vocab_size):
         here, there = ours.token_bytes(token), theirs.token_bytes(token)
         if here != there:
             raise InvalidSetting(
-                f"draft_model {found.name} has another vocabulary than {files.name}: token {token} is {there!r} there "
+                f"draft_model {draft.name} has another vocabulary than {files.name}: token {token} is {there!r} there "
                 f"and {here!r} here"
             )

@@ -5,9 +5,9 @@ import json
 import threading
 from pathlib import Path
 
-from quire.engine.building.built import Built
+from quire.engine.building.build import Built
 from quire.engine.building.deployment import Deployment
-from quire.engine.building.group import weight_paths
+from quire.engine.building.fingerprint import weight_paths
 from quire.engine.building.peers import page_form, peer_facts
 from quire.engine.pages.folder_saves import FolderSaves
 from quire.engine.pages.folder_source import FolderSource
@@ -16,8 +16,8 @@ from quire.engine.pages.store import PageStore
 from quire.errors import InvalidSetting
 from quire.page_folder.page_file import ArrayForm, PageFiles
 from quire.page_folder.page_folder import PageFolder
-from quire.page_folder.settings import FolderSettings
-from quire.settings.resolve import as_size
+from quire.settings.memory import as_size
+from quire.settings.page_folder import FolderSettings
 
 SCAN_S = 5.0  # that a start waits for the files of earlier servers to be known
 
@@ -51,8 +51,8 @@ def folder_key(deployment: Deployment) -> str:
     """Names the weights, and all settings that the bytes of pages depend on."""
     models = [deployment.files, *([] if deployment.draft is None else [deployment.draft.files])]
     # Peers run now, files stay: of a weight file that is changed in place the samples may be the same.
-    found = [path.stat() for files in models for path in weight_paths(files)]
-    facts = {**peer_facts(deployment), "weight files": str([(one.st_size, one.st_mtime_ns) for one in found])}
+    stats = [path.stat() for files in models for path in weight_paths(files)]
+    facts = {**peer_facts(deployment), "weight files": str([(stat.st_size, stat.st_mtime_ns) for stat in stats])}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -1,43 +1,35 @@
 """Builds the engine of a group: the leader and the others meet as processes of JAX, and load the same model."""
 
-import hashlib
-import json
 import logging
-import os
 import socket
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 
-import quire
-from quire.engine.building.build import Meet, build_follower, plan_deployment
-from quire.engine.building.shared_settings import SHARED_SETTINGS
+from quire.engine.building.build import build_follower
+from quire.engine.building.fingerprint import program_facts
+from quire.engine.building.plan import Meet, plan_deployment
 from quire.errors import InvalidSetting, QuireError
 from quire.executor.memory import device_memory_bytes
 from quire.executor.programs.replay import Follower
-from quire.executor.programs.store import sources_digest
 from quire.files.cache_folder import cache_folder
 from quire.files.model_files import ModelFiles
 from quire.files.progress import Progress, silent
-from quire.files.regular_file import open_regular
 from quire.group.arrays import from_message
 from quire.group.facts import difference
 from quire.group.leader import Leader
 from quire.group.membership import Membership, join
 from quire.group.messages import Deploy, Devices, Made, MemberFailed, Prepare, Reset, RunProgram
-from quire.group.settings import GroupSettings
 from quire.ops.native import library
-from quire.ops.native.processor import instruction_set
 from quire.settings.config import Config
+from quire.settings.group import GroupSettings, shared_settings
 
 log = logging.getLogger(__name__)
 
 # JAX ends a process this long after it has lost another; the link finds out much earlier.
 JAX_HEARTBEAT_S = 100
 MEETING_S = 300
-SAMPLES, SAMPLE_BYTES = 64, 4096  # of each weight file, for its fingerprint
 
 
 def lead(leader: Leader, settings: GroupSettings) -> Meet:
@@ -50,8 +42,8 @@ def lead(leader: Leader, settings: GroupSettings) -> Meet:
         _meet_as_processes(coordinator, settings.group_size, 0)
         own = _devices(config)
         for rank, devices in enumerate(leader.devices(), start=1):
-            if (found := difference(own.facts, devices.facts)) is not None:
-                raise InvalidSetting(f"the devices of a group must be alike: member {rank}: {found}")
+            if (unlike := difference(own.facts, devices.facts)) is not None:
+                raise InvalidSetting(f"the devices of a group must be alike: member {rank}: {unlike}")
         count = len(jax.devices())
         if config.tensor_parallel not in (1, count):
             raise InvalidSetting(
@@ -90,7 +82,7 @@ def follow(
         membership.send(_devices(config))
         deploy = membership.next(Deploy)
         meeting.append((membership, deploy))
-        unknown = [name for name in deploy.settings if name not in SHARED_SETTINGS]
+        unknown = [name for name in deploy.settings if name not in shared_settings(config, ())]
         if unknown:
             raise InvalidSetting(f"the leader decided {', '.join(unknown)}, which this version does not have")
         return replace(config, **deploy.settings)
@@ -147,46 +139,9 @@ def _free_address(host: str) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def program_facts(files: ModelFiles) -> dict[str, str]:
-    """Known before engines meet, and equal for all that must compute the same numbers."""
-    return {
-        "version": quire.__version__,
-        "code": sources_digest()[:16],
-        "jax": jax.__version__,
-        "model": fingerprint(files),
-        "processor": hashlib.sha256(instruction_set().encode()).hexdigest()[:16],
-    }
-
-
 def _devices(config: Config) -> Devices:
     local = jax.local_devices()
     facts = {"platform": jax.default_backend(), "device": local[0].device_kind}
     if jax.default_backend() == "cpu":
         facts["native library"] = str(library.load(cache_folder(config.cache_dir) / "native"))
     return Devices(len(local), device_memory_bytes(local[0]), facts)
-
-
-def fingerprint(files: ModelFiles) -> str:
-    """A digest of the config and of the weight files: their sizes, beginnings, ends, and samples between. Not of names:
-    members may keep the model in different places."""
-    digest = hashlib.sha256(json.dumps(files.config, sort_keys=True, default=str).encode())
-    for path in weight_paths(files):
-        digest.update(_sampled(path))
-    return f"{files.config.get('model_type', '?')} {digest.hexdigest()[:16]}"
-
-
-def weight_paths(files: ModelFiles) -> list[Path]:
-    """None for random weights."""
-    if files.path is None:
-        return []
-    return [files.path] if files.path.is_file() else sorted(files.path.glob("*.safetensors"))
-
-
-def _sampled(path: Path) -> bytes:
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        digest = hashlib.sha256(str(size).encode())
-        for number in range(SAMPLES + 1):
-            file.seek(number * max(0, size - SAMPLE_BYTES) // SAMPLES)
-            digest.update(file.read(SAMPLE_BYTES))
-    return digest.digest()

@@ -18,7 +18,7 @@ from quire.models.random_weights import random_weights
 from quire.models.weight_store import WEIGHTS_FOLDER, WeightStore
 from quire.ops.native.processor import instruction_set
 from quire.ops.sharding import sharding
-from quire.settings.resolve import as_size
+from quire.settings.memory import as_size
 
 log = logging.getLogger(__name__)
 

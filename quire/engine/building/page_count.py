@@ -1,17 +1,20 @@
-"""Counts the pages that fit in addition to weights, steps and the state of slots."""
+"""Counts the pages and the snapshots that fit in addition to weights and steps, and the pages of the host."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from quire.core.limits import Limits
 from quire.engine.building.compiling import planned_weights, program_store
-from quire.engine.building.deployment import Deployment, with_host_pages
-from quire.engine.building.slot_state import with_snapshots
+from quire.engine.building.deployment import Deployment
+from quire.executor.host.pinned_pages import can_pin
 from quire.executor.memory import largest_step_bytes
 from quire.executor.programs.compiler import Compiler
 from quire.executor.programs.ladder import StepShape
 from quire.executor.programs.store import ProgramStore
 from quire.executor.programs.table import Key
-from quire.settings.resolve import resolve_pages
+from quire.settings.choice import Choice
+from quire.settings.host_cache import resolve_host_cache
+from quire.settings.memory import SnapshotSizes, resolve_pages, resolve_snapshots
 
 MEASURED_PAGES = 2  # pages are written in place, so their number does not matter to a step's memory
 # Of the memory of pages, that the estimate of a step may take without being measured. So much is lost at most, and
@@ -30,8 +33,48 @@ def with_pages(deployment: Deployment, step_bytes: int) -> Deployment:
     return replace(
         deployment,
         shapes=deployment.shapes.with_pages(pages.value),
-        limits=with_host_pages(replace(limits, num_pages=pages.value), deployment),
+        limits=_with_host_pages(replace(limits, num_pages=pages.value), deployment),
         choices=(*others, pages),
+    )
+
+
+def with_snapshots(deployment: Deployment, step_bytes: int) -> Deployment:
+    """The deployment with the snapshots of its slots' state that it has room for, besides a step of `step_bytes`."""
+    layout, limits, config = deployment.layout, deployment.limits, deployment.config
+    if not layout.slot_specs:
+        return deployment
+    longest = limits.pages_of(limits.max_sequence_tokens)
+    sizes = SnapshotSizes(limits.max_batch_size, layout.slot_bytes, step_bytes, deployment.page_bytes, longest)
+    snapshots = resolve_snapshots(config, deployment.resolved, deployment.facts, sizes)
+    choices = [choice for choice in deployment.choices if choice.name not in ("snapshots", "prefix_caching")]
+    choices.append(snapshots)
+    if not snapshots.value:
+        reason = f"{deployment.files.name} has {layout.slot_specs[0].kind.layers}, and there are no snapshots of them"
+        choices.append(Choice("prefix_caching", False, f"{reason}: a prompt is computed from its first token on"))
+    return replace(
+        deployment,
+        shapes=replace(deployment.shapes, num_snapshots=snapshots.value),
+        limits=replace(limits, snapshots=snapshots.value, prefix_caching=config.prefix_caching and snapshots.value > 0),
+        choices=tuple(choices),
+    )
+
+
+def _with_host_pages(limits: Limits, deployment: Deployment) -> Limits:
+    """The limits with the host pages of the settings. All other numbers are final."""
+    facts, page_bytes = deployment.facts, deployment.host_page_bytes
+    free_bytes = facts.host_bytes
+    if facts.platform == "cpu":
+        free_bytes -= facts.weight_bytes + limits.num_pages * page_bytes
+    pages_of_step = limits.pages_for(limits.max_batch_prefill_tokens) * len(limits.page_groups)
+    config = deployment.config
+    num_pages, saves, restores = resolve_host_cache(config, facts.platform, free_bytes, page_bytes, pages_of_step)
+    return replace(
+        limits,
+        host_pages=num_pages,
+        max_page_saves=saves,
+        max_page_restores=restores,
+        restores_ahead=num_pages > 0 and can_pin(),
+        host_page_bytes=page_bytes,
     )
 
 

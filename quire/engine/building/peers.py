@@ -4,16 +4,16 @@ import hashlib
 
 import jax
 
-from quire.engine.building.built import Built
+from quire.engine.building.build import Built
 from quire.engine.building.deployment import Deployment
-from quire.engine.building.group import fingerprint, program_facts
+from quire.engine.building.fingerprint import fingerprint, program_facts
 from quire.engine.pages.peer_source import PeerSource
 from quire.engine.pages.store import PageStore
 from quire.engine.pages.traffic import PageTraffic
 from quire.peers.bundle import PageForm
 from quire.peers.page_client import PageClient
 from quire.peers.prefill_server import PrefillServer
-from quire.peers.settings import PeerSettings
+from quire.settings.peers import PeerSettings
 
 
 def meet_peers(built: Built, settings: PeerSettings) -> None:

@@ -42,7 +42,7 @@ def shapes_of(
     )
 
 
-def limits_of(config: Config, resolved: Resolved, layout: PageLayout, max_queued: int | None) -> Limits:
+def limits_of(config: Config, resolved: Resolved, layout: PageLayout) -> Limits:
     """The bounds of the scheduler, before its pages are counted."""
     return Limits(
         page_size=resolved.page_size,
@@ -52,7 +52,7 @@ def limits_of(config: Config, resolved: Resolved, layout: PageLayout, max_queued
         max_batch_prefill_tokens=resolved.max_batch_prefill_tokens,
         max_sequence_tokens=resolved.max_total_tokens,
         max_batch_total_tokens=config.max_batch_total_tokens,
-        max_queued=max_queued,
+        max_queued=resolved.max_queued,
         waiting_served_ratio=resolved.waiting_served_ratio,
         max_waiting_tokens=resolved.max_waiting_tokens,
         prefix_caching=config.prefix_caching,

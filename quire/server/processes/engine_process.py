@@ -12,7 +12,6 @@ from quire.engine.garbage_collection import freeze_gc
 from quire.engine.meter import Meter, attach_meter, read_stats
 from quire.engine.port import Port
 from quire.errors import EngineFailed, QuireError
-from quire.group.settings import MEMBER_LOST
 from quire.ipc.framing import frame
 from quire.ipc.journal import Journal, Record
 from quire.ipc.messages import Broken, Described, Event, PromptBlocks, Ready, Waiting
@@ -28,6 +27,7 @@ from quire.ipc.supervisor_link import (
     Up,
 )
 from quire.server.processes.engine_builder import ABANDONED, EngineBuilder
+from quire.settings.group import MEMBER_LOST
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from quire.errors import EngineFailed
-from quire.group.settings import MEMBER_LOST
 from quire.ipc.journal import Journal
 from quire.ipc.supervisor_link import GaveUp, StartRefused, Stop
 from quire.server.processes.child import Child, first_of
@@ -16,6 +15,7 @@ from quire.server.processes.engine_main import run_engine
 from quire.server.processes.restarts import Restarts
 from quire.server.processes.watchdog import STARTING_FACTOR, Silence, StuckEngine, watching
 from quire.server.settings import ServerSettings
+from quire.settings.group import MEMBER_LOST
 
 log = logging.getLogger(__name__)
 

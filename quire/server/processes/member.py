@@ -10,7 +10,6 @@ from quire.engine.garbage_collection import relax_gc
 from quire.errors import InvalidSetting, QuireError
 from quire.files.progress import logged, progress_bar, silent
 from quire.group.link import SILENCE_S
-from quire.group.settings import GroupSettings
 from quire.ipc.supervisor_link import (
     ALIVE_INTERVAL_S,
     Alive,
@@ -28,6 +27,7 @@ from quire.server.processes.supervisor import REASONS, STOP_SIGNALS
 from quire.server.processes.watchdog import Silence, watching
 from quire.server.settings import ServerSettings
 from quire.settings.config import Config
+from quire.settings.group import GroupSettings
 
 log = logging.getLogger(__name__)
 

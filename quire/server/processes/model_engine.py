@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 from quire.files.progress import Progress, logged, progress_bar, share_bar, silent
 from quire.files.standard_error import standard_error
-from quire.group.settings import GroupSettings
-from quire.page_folder.settings import FolderSettings
-from quire.peers.settings import PeerSettings
 from quire.server.observe.logs import configure_logs
 from quire.server.processes.engine_devices import EngineDevices
 from quire.server.processes.start_phase import StartPhase
 from quire.settings.adapters import adapter_places
 from quire.settings.config import Config
+from quire.settings.group import GroupSettings
+from quire.settings.page_folder import FolderSettings
+from quire.settings.peers import PeerSettings
 
 log = logging.getLogger(__name__)
 
 
 if TYPE_CHECKING:
-    from quire.engine.building.built import Built
+    from quire.engine.building.build import Built
     from quire.engine.engine import Engine
     from quire.ipc.messages import Described, Waiting
 
@@ -62,7 +62,8 @@ class ModelEngine:
             )
         )
         phase.begin("loading JAX")
-        from quire.engine.building.build import build_engine, plan_deployment
+        from quire.engine.building.build import build_engine
+        from quire.engine.building.plan import plan_deployment
 
         leader, meet = None, None
         if self.group is not None:

@@ -7,12 +7,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from quire.errors import InvalidSetting, shown
 from quire.files.standard_error import show
-from quire.group.settings import GroupSettings
 from quire.ipc.address import new_address
-from quire.page_folder.settings import FolderSettings
-from quire.peers.settings import PeerSettings
 from quire.server.http.listener import open_listener, open_listeners
 from quire.server.http.tls import check_certificate
 from quire.server.observe.logs import configure_logs
@@ -25,10 +21,12 @@ from quire.server.processes.temporary_folder import remove_abandoned, temporary_
 from quire.server.running_servers import announced
 from quire.server.settings import ServerSettings
 from quire.settings.config import Config
+from quire.settings.group import GroupSettings
+from quire.settings.page_folder import FolderSettings
+from quire.settings.peers import PeerSettings
+from quire.settings.refusals import Case, refuse, settings_of
 
 log = logging.getLogger(__name__)
-
-NOT_IN_GROUPS = ("lora_adapters", "max_loras", "adapter_folder", "draft_model", "host_cache_gib")  # settings
 
 
 def serve(
@@ -45,63 +43,22 @@ def serve(
     A process that is not the leader of its group serves nothing: it computes with the leader.
     """
     configure_logs(settings.log_format, settings.logging_level)
-    folder = folder or FolderSettings()
-    if folder.cache_folder is not None:
-        _refuse_for_folder(config, group, folder)
+    folder, peers = folder or FolderSettings(), peers or PeerSettings()
+    refuse(Case(settings_of(config, settings, group or GroupSettings(), peers, folder)))
+    folder.check()
     if group is not None and group.is_group:
-        refuse_for_groups(config, settings)
         group.secret()  # raises where there is none
         if not group.is_leader:
             from quire.server.processes.member import follow_leader
 
             follow_leader(config, settings, group, show_progress=show_progress)
             return
-    peers = peers or PeerSettings()
     if peers.role is not None:
-        _refuse_for_peers(config, settings, group, peers)
+        peers.secret()  # the same
     leads = group if group is not None and group.is_group else None
     level = settings.logging_level
     first = ModelEngine(config, settings.log_format, show_progress, level, leads, peers=peers, folder=folder)
     serve_engines(model_engines(first, settings.data_parallel), settings, config.chat_template)
-
-
-def refuse_for_groups(config: Config, settings: ServerSettings) -> None:
-    """Raises for a setting that an engine of several processes does not have."""
-    if settings.data_parallel > 1:
-        raise InvalidSetting(
-            f"data_parallel is {settings.data_parallel}; with group_size, which makes one engine of several "
-            "processes, it must be 1"
-        )
-    for name in NOT_IN_GROUPS:
-        if value := getattr(config, name):
-            raise InvalidSetting(f"{name} is {shown(value)}; an engine of several processes (group_size) has none")
-
-
-def _refuse_for_peers(
-    config: Config, settings: ServerSettings, group: GroupSettings | None, peers: PeerSettings
-) -> None:
-    peers.secret()  # raises where there is none
-    if group is not None and group.is_group:
-        raise InvalidSetting(f"role is {peers.role}; an engine of several processes (--group-size) has none")
-    if peers.answers and settings.data_parallel > 1:
-        raise InvalidSetting(
-            f"data_parallel is {settings.data_parallel}; it must be 1 with role = {peers.role}: one engine listens "
-            "at peer_address"
-        )
-    if not config.prefix_caching:
-        raise InvalidSetting(f"role is {peers.role}; it needs prefix_caching, which keeps the pages")
-
-
-def _refuse_for_folder(config: Config, group: GroupSettings | None, folder: FolderSettings) -> None:
-    if group is not None and group.is_group:
-        raise InvalidSetting(
-            f"cache_folder is {shown(str(folder.cache_folder))}; an engine of several processes (group_size) has none"
-        )
-    if not config.prefix_caching:
-        raise InvalidSetting(
-            f"cache_folder is {shown(str(folder.cache_folder))}; it needs prefix_caching, whose pages it keeps"
-        )
-    folder.check()
 
 
 def model_engines(first: ModelEngine, count: int) -> list[ModelEngine]:

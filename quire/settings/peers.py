@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from quire.errors import InvalidSetting, shown
-from quire.group.settings import endpoint_of, read_secret
 from quire.settings.config import setting
+from quire.settings.group import endpoint_of, read_secret
 
 PEERS = "Peers"
 ROLES = ("prefill", "decode", "both")

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from quire.engine.building.compiling import prepare_processes
-from quire.errors import InvalidSetting
 from quire.executor.programs.store import ProgramStore
-from quire.settings.compiling import resolve_compile_processes
 from quire.settings.config import Config
+from quire.settings.resolve import resolve_compile_processes
 
 GIB = 2**30
 
@@ -37,8 +36,6 @@ def test_a_cpu_has_one_unless_others_are_asked_for() -> None:
 def test_several_devices_have_none() -> None:
     assert resolve_compile_processes(Config(tensor_parallel=2), "gpu", 16, 8 * GIB).value == 0
     assert resolve_compile_processes(Config(tensor_parallel=2, compile_processes=0), "gpu", 16, 0).value == 0
-    with pytest.raises(InvalidSetting, match="compile_processes is 1; with tensor_parallel = 2 it must be 0"):
-        resolve_compile_processes(Config(tensor_parallel=2, compile_processes=1), "gpu", 16, 8 * GIB)
 
 
 @pytest.mark.parametrize(

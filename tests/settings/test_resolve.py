@@ -7,23 +7,11 @@ from quire.errors import InvalidSetting
 from quire.executor.host.block_saves import MAX_SAVING_BYTES
 from quire.executor.programs.order import MAX_UNPLACED_BYTES
 from quire.settings.adapters import resolve_max_loras
-from quire.settings.cache_dtype import resolve_kv_cache_dtype
 from quire.settings.choice import Choice
 from quire.settings.config import Config
-from quire.settings.resolve import (
-    MAX_HOST_CACHE_BYTES,
-    MAX_RESERVED,
-    MOVING_BYTES,
-    PAGE_STEP,
-    RESERVE_BYTES,
-    Facts,
-    resolve,
-    resolve_dtype,
-    resolve_max_queued,
-    resolve_max_step_ms,
-    resolve_pages,
-    resolve_quantize,
-)
+from quire.settings.dtypes import resolve_dtype, resolve_kv_cache_dtype, resolve_quantize
+from quire.settings.memory import MAX_HOST_CACHE_BYTES, MOVING_BYTES, PAGE_STEP, RESERVE_BYTES, resolve_pages
+from quire.settings.resolve import MAX_RESERVED, Facts, resolve, resolve_max_queued, resolve_max_step_ms
 
 
 @pytest.mark.parametrize(
@@ -324,13 +312,9 @@ def test_what_completes_a_rule_of_waiting_is_told() -> None:
     assert not lines()
 
 
-@pytest.mark.parametrize("setting", ["max_loras", "max_lora_rank"])
-def test_room_for_adapters_is_refused_where_there_can_be_none(setting: str) -> None:
-    config = replace(Config(), **{setting: 4})
-    with pytest.raises(InvalidSetting, match=f"{setting} is 4; it needs lora_adapters or adapter_folder"):
-        resolve_max_loras(config, 0)
-    assert resolve_max_loras(replace(config, adapter_folder="adapters"), 0).value
-    assert resolve_max_loras(config, 2).value == 2
+def test_adapters_that_are_given_or_may_come_have_room() -> None:
+    assert resolve_max_loras(Config(max_loras=4, adapter_folder="adapters"), 0).value == 4  # type: ignore[arg-type]
+    assert resolve_max_loras(Config(max_loras=4), 2).value == 2
 
 
 @pytest.mark.parametrize(

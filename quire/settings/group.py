@@ -1,11 +1,14 @@
 """Settings of a group: several processes that are one engine."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from quire.errors import InvalidSetting, shown
 from quire.files.regular_file import read_regular
-from quire.settings.config import setting
+from quire.settings.choice import Choice
+from quire.settings.config import Config, setting
 
 GROUP = "Group"
 MAX_SIZE = 1024
@@ -71,6 +74,13 @@ class GroupSettings:
     def secret(self) -> bytes:
         """The secret that the members share; the file's, where both are given."""
         return read_secret("group_secret_file", self.group_secret_file, "QUIRE_GROUP_SECRET", self.group_secret)
+
+
+def shared_settings(config: Config, choices: Iterable[Choice[Any]]) -> dict[str, Any]:
+    """The values, as they were decided, of the settings that the leader decides for all members."""
+    decided = {choice.name: choice.value for choice in choices}
+    shared = [each.name for each in fields(Config) if each.metadata["of_group"]]
+    return {name: decided.get(name, getattr(config, name)) for name in shared}
 
 
 def endpoint_of(setting: str, given: str) -> tuple[str, int]:
