@@ -79,7 +79,7 @@ class Calls:
     """Times of the calls by which the host begins copies and steps: none of them should wait for anything."""
 
     def __init__(self, built: Built) -> None:
-        executor, copies = built.executor, built.executor._copies
+        executor, copies = built.executor, built.executor.copies
         self.took_s: dict[str, list[float]] = {}
         self._time(built.engine.scheduler, "plan", "plan")
         self._time(executor.host_pages, "save", "save")

@@ -78,12 +78,12 @@ class JaxExecutor:
         self.host_pages = kind(pages, num_host_pages + 1) if num_host_pages else None
         if isinstance(self.host_pages, PinnedPages) and self.platform == "gpu":
             self.host_pages.pin_all()
-        self._copies = PageCopies(self.programs, self.host_pages, kinds)
+        self.copies = PageCopies(self.programs, self.host_pages)
         self.snapshots = SnapshotArrays(self.programs.copy_states, self.programs.compiler)
         if loads_ahead:
             self.programs.load_kept()
         self._mask_words = num_mask_words(model.vocab_size)
-        self._adapters: dict[int, list[Any]] = {}  # on the host, by number: the arrays of each
+        self.adapters: dict[int, list[Any]] = {}  # on the host, by number: the arrays of each
         self._no_masks: dict[int, jax.Array] = {}
         devices = {device for leaf in jax.tree.leaves(weights) for device in leaf.devices()}
         self._devices = sorted((device for device in devices if device.process_index == jax.process_index()), key=str)
@@ -113,10 +113,10 @@ class JaxExecutor:
 
     def submit(self, plan: StepPlan) -> Pending:
         self.programs.advance()
-        pages, copied = self._copies.begin(self.state.pages, plan)
+        pages, copied = self.copies.begin(self.state.pages, plan)
         self.state = self.state._replace(pages=pages)
         for load in plan.adapter_loads:
-            self.programs.put_adapter(load.slot - 1, self._adapters[load.number])
+            self.programs.put_adapter(load.slot - 1, self.adapters[load.number])
         if plan.started:
             self._start_slots(plan)
         self._place_forced(plan.forced)
@@ -125,7 +125,7 @@ class JaxExecutor:
         verify = self._verify_program(plan, extras)
         if plan.num_verified and verify is None:
             self._guess(plan.verified)
-        pending = Pending(plan, extras, copied, self._sample, self._copies.take_lost)
+        pending = Pending(plan, extras, copied, self._sample, self.copies.take_lost)
         for launch in launches_of(plan, self._shapes, scored):
             if verify is not None:
                 pending.launched.append(self._verify(launch, verify))
@@ -139,7 +139,7 @@ class JaxExecutor:
             self._members.reset()
         if self.host_pages is not None:
             self.host_pages.drain()  # its pages stay
-        self._copies.forget()
+        self.copies.forget()
         self._packer = Packer(self._shapes)
         self._extras: dict[int, Extras] = {}  # by slot, where a request asks for more than tokens
         self._state = None  # frees the old pages before there are new ones
@@ -149,18 +149,18 @@ class JaxExecutor:
 
     def add_adapter(self, number: int, adapter: Any) -> None:
         """`adapter` is as `host_adapter` makes it. Plans may load it from now on."""
-        self._adapters[number] = jax.tree.leaves(adapter)
+        self.adapters[number] = jax.tree.leaves(adapter)
 
     def drop_adapter(self, number: int) -> None:
-        del self._adapters[number]
+        del self.adapters[number]
 
     def adapter_digest(self, adapter: Any) -> str:
         return digest_of(jax.tree.leaves(adapter))
 
     def read_pages(self, pages: Sequence[int]) -> Callable[[], memoryview]:
-        arrays, _ = self._copies.settle(self.state.pages)
+        arrays, _ = self.copies.settle(self.state.pages)
         self.state = self.state._replace(pages=arrays)
-        return self._copies.read(arrays, pages)
+        return self.copies.read(arrays, pages)
 
     def write_host_pages(self, pages: Sequence[int], data: Sequence[memoryview]) -> None:
         assert self.host_pages is not None, "there are no pages of the host"

@@ -168,7 +168,7 @@ class ModelBench:
     def engine(self, setup: EngineSetup, clock: Callable[[], float], faults: Faults) -> Engine:
         rig = self._models.rig(setup)
         rig.executor.reset()
-        rig.executor._adapters.clear()
+        rig.executor.adapters.clear()
         executor: Executor = FaultyExecutor(rig.executor, faults)
         sizes = rig.shapes.adapters
         engine = Engine(

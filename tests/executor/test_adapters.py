@@ -114,9 +114,9 @@ def test_those_that_run_keep_an_adapter_that_is_replaced(rig: Rig, folders: dict
         if steps == 5:
             engine.adapters.unload("a")
 
-    rig.executor._adapters.clear()
+    rig.executor.adapters.clear()
     run = rig.run(requests, engine=engine(rig, folders), between=between)
-    assert len(rig.executor._adapters) == 2, "arrays of an adapter that none can use are kept"
+    assert len(rig.executor.adapters) == 2, "arrays of an adapter that none can use are kept"
     assert run.engine.num_faults == 0
     for request in requests:
         assert run.tokens()[request.request_id, 0] == alone(rig, folders, request)

@@ -65,7 +65,7 @@ def test_a_step_with_decodes_copies_little(saves: BlockSaves) -> None:
         counts.append(num_begun(saves, blocks))
     assert counts == [2, 4, 5, 5]
     saves.drain()
-    assert not len(saves)
+    assert not [*saves]
 
 
 def test_half_of_the_room_is_left(saves: BlockSaves) -> None:
@@ -142,7 +142,7 @@ def test_room_is_made_before_it_is_needed(saves: BlockSaves, num_pages: int, beg
     saves.prepare_room(num_pages)
     assert num_begun(saves, blocks) == begun
     saves.wait_for_room(num_pages)
-    assert 16 * len(saves) <= max(0, 128 - num_pages)
+    assert sum(block.size for block in saves) <= max(0, 128 - num_pages)
 
 
 @pytest.mark.parametrize("ends", ["drain", "wait_for_room"])
@@ -218,13 +218,12 @@ class HostMemory(RuleBasedStateMachine):
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
         """The device fails to fill or to copy a block."""
-        saves = self.host._saves
-        if blocks := [*saves._waiting, *saves._begun]:
+        if blocks := [*self.host.saves]:
             block = data.draw(st.sampled_from(blocks))
-            for one in block.arrays:
-                one.delete()
-            lost = {page for page in self.expected if (row := self.host._rows[page]) and row.block is block}
-            self.lost |= lost
+            for array in block.arrays:
+                array.delete()
+            there = filter(self.host.is_written, self.expected)
+            self.lost |= {page for page in there if self.host.row_of(page).block is block}
 
     @rule()
     def take_lost(self) -> None:
@@ -236,7 +235,7 @@ class HostMemory(RuleBasedStateMachine):
     @rule()
     def reset(self) -> None:
         self.host.drain()
-        assert not len(self.host._saves)
+        assert not [*self.host.saves]
         self.take_lost()
         assert not self.lost, "pages are lost, and nobody is told"
 
@@ -267,14 +266,8 @@ class HostMemory(RuleBasedStateMachine):
 
     @invariant()
     def accounts_are_right(self) -> None:
-        host = self.host
-        rows = [row for row in host._rows if row is not None]
-        assert host._blocks == {row.block for row in rows}
-        assert host._num_rows == sum(block.size for block in host._blocks)
-        for block in host._blocks:
-            assert block.num_used == sum(row.block is block for row in rows)
-        assert host._num_rows <= host._max_rows
-        assert sum(block.size for block in (*host._saves._waiting, *host._saves._begun)) <= 64
+        self.host.check()
+        assert sum(block.size for block in self.host.saves) <= 64
 
 
 HostMemory.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)

@@ -68,7 +68,7 @@ class Talk:
 
     @property
     def num_awaited(self) -> int:
-        return len(self.executor._copies._awaited)
+        return self.executor.copies.num_awaited
 
 
 def test_pages_come_from_the_host_beside_a_decode(any_llama: Rig) -> None:

@@ -1,7 +1,7 @@
 """Pages in pinned memory of the host: they are the same there, and what was on the host stays while it is read."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.core.plan import Chunk, Kind, device_copy
+from quire.core.plan import Chunk, Kind, StepPlan, device_copy
 from quire.executor.executor import JaxExecutor
 from quire.executor.host import block_saves, page_copies, pinned_pages
 from quire.executor.host.host_pages import Fetched
@@ -55,6 +55,14 @@ def contents_of(executor: JaxExecutor, page: int) -> bytes:
     return b"".join(one.tobytes() for one in pinned(executor).read([page]))
 
 
+def memory_kinds(block: PinnedBlock) -> set[str]:
+    return {array.sharding.memory_kind for array in block.arrays}
+
+
+def blocks_of(host: PinnedPages, pages: Iterable[int]) -> set[PinnedBlock]:
+    return {host.row_of(page).block for page in pages}
+
+
 def fill(executor: JaxExecutor) -> None:
     """Every page has other numbers."""
     rng = np.random.default_rng(3)
@@ -70,8 +78,7 @@ def test_pages_are_the_same_after_they_were_pinned_also_with_kept_programs(tmp_p
         first, second = executor.read_pages([3])(), executor.read_pages([4])()
         assert first != second
         executor.submit(plan_of(1, (), copies=host_copies({3: 2}, to_host=True))).result()
-        (block,) = pinned(executor)._blocks
-        assert {one.sharding.memory_kind for one in block.arrays} == {PINNED}
+        assert memory_kinds(pinned(executor).row_of(2).block) == {PINNED}
         both = host_copies({11: 2}, to_host=False) + host_copies({4: 2}, to_host=True)  # read, then written
         executor.submit(plan_of(2, (), copies=both)).result()
         assert executor.read_pages([11])() == first
@@ -121,10 +128,10 @@ def test_few_pages_are_on_their_way_to_the_host_at_once(executor: JaxExecutor, m
     host = pinned(executor)
     for begin in (3, 5):
         executor.submit(plan_of(1, (), copies=host_copies({begin: begin, begin + 1: begin + 1}, to_host=True)))
-        assert len(host._saves) == 2  # blocks of a page
+        assert len([*host.saves]) == 2  # blocks of a page
     assert contents_of(executor, 4) == executor.read_pages([4])()
     executor.reset()
-    assert not len(host._saves)
+    assert not [*host.saves]
 
 
 def test_memory_for_all_pages_can_be_pinned_before_they_come(
@@ -141,13 +148,10 @@ def test_memory_for_all_pages_can_be_pinned_before_they_come(
         return put(arrays, where)
 
     monkeypatch.setattr(pinned_pages.jax, "device_put", watched)
-    host.pin_all()
-    assert host._pinning is not None
-    host._pinning.join()
-    assert sum(made) == 96 >= host._max_rows > 80
+    host.pin_all().join()
+    assert sum(made) == 96 >= host.max_rows > 80
     assert not caplog.records
-    host.pin_all()
-    host._pinning.join()
+    host.pin_all().join()
     assert "not pinned ahead: no more" in caplog.text
 
 
@@ -157,9 +161,9 @@ def test_no_more_memory_is_pinned_beside_pages_that_have_come(
     host, made = pinned(executor), []
     save_pages(executor, range(1, 65))
     monkeypatch.setattr(pinned_pages.jax, "device_put", lambda arrays, where: made.append(len(arrays[0])))
-    host._pin_all()
-    assert host._num_rows == 64
-    assert sum(made) == 32 >= host._max_rows - 64
+    host.pin_all().join()
+    assert host.num_rows == 64
+    assert sum(made) == 32 >= host.max_rows - 64
 
 
 def call_sizes(host: PinnedPages, pages: dict[int, int]) -> list[int]:
@@ -173,7 +177,7 @@ def test_a_call_takes_several_blocks_and_leaves_what_is_not_wanted(executor: Jax
     saved = {page: 62 - page for page in range(1, 62)}
     before = {page: executor.read_pages([page])() for page in range(1, 80)}
     executor.submit(plan_of(1, (), copies=host_copies(saved, to_host=True))).result()
-    assert len(host._blocks) == 4
+    assert len(blocks_of(host, range(1, 62))) == 4
     restored = {70: 3, 71: 18, 72: 35, 73: 50, 74: 50, 75: 61}
     assert call_sizes(host, restored) == [192]
     executor.submit(plan_of(2, (), copies=host_copies(restored, to_host=False))).result()
@@ -184,19 +188,18 @@ def test_a_call_takes_several_blocks_and_leaves_what_is_not_wanted(executor: Jax
     assert call_sizes(host, {70: 3}) == [16]
 
 
-def test_blocks_of_which_little_is_used_are_packed(executor: JaxExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_which_little_is_used_are_packed(executor: JaxExecutor) -> None:
     host = pinned(executor)
-    monkeypatch.setattr(host, "_max_rows", 64)
+    host.max_rows = 64
     executor.submit(plan_of(1, (), copies=host_copies({page: page for page in range(1, 49)}, to_host=True))).result()
-    assert host._num_rows == 48
+    assert host.num_rows == 48
     expected = {page: executor.read_pages([page])() for page in range(1, 50)}
     for begin in (1, 17, 33):  # but one page of each block
         others = {49: begin + 1}, {page: page for page in range(begin + 2, begin + 16)}
         for part in others:
             executor.submit(plan_of(2, (), copies=host_copies(part, to_host=True))).result()
-    assert host._num_rows <= 64
-    assert host._num_rows == sum(block.size for block in host._blocks)
-    assert sum(block.num_used for block in host._blocks) == 48
+    assert host.num_rows <= 64
+    host.check()
     for page in range(1, 49):
         assert contents_of(executor, page) == expected[49 if page in (2, 18, 34) else page], page
 
@@ -265,9 +268,7 @@ def test_a_page_is_read_before_it_is_restored_beside_copies_in_order(executor: J
     save_pages(executor, range(1, 17))
     before = {page: executor.read_pages([page])() for page in range(1, 40)}
     decode = Chunk(1, 0, 0, 0, Kind.DECODE, 5, 1, (), True)
-    plan = plan_of(2, (decode,), copies=host_copies({30: 1}, to_host=False))
-    pages, _ = executor._copies.begin(executor.state.pages, plan)
-    executor.state = executor.state._replace(pages=pages)
+    begin_copies(executor, plan_of(2, (decode,), copies=host_copies({30: 1}, to_host=False)))
     saved = host_copies({5: 40}, to_host=True) + host_copies({31: 40}, to_host=False)
     copies = (*saved, device_copy(32, 33), *host_copies({32: 2}, to_host=False))
     executor.submit(plan_of(3, (), copies=copies)).result()
@@ -281,22 +282,22 @@ def test_a_step_that_fetches_leaves_what_it_gathers_to_the_next(executor: JaxExe
     decode = Chunk(1, 0, 0, 0, Kind.DECODE, 5, 1, (), True)
     copies = host_copies({20: 40}, to_host=True) + host_copies({30: 1}, to_host=False)
     for step, (moved, kind) in enumerate(((copies, DEVICE), ((), PINNED)), start=2):
-        plan = plan_of(step, (decode,), copies=tuple(moved))
-        pages, _ = executor._copies.begin(executor.state.pages, plan)
-        executor.state = executor.state._replace(pages=pages)
-        row = pinned(executor)._rows[40]
-        assert row is not None
-        assert {one.sharding.memory_kind for one in row.block.arrays} == {kind}, step
+        begin_copies(executor, plan_of(step, (decode,), copies=tuple(moved)))
+        assert memory_kinds(pinned(executor).row_of(40).block) == {kind}, step
     assert contents_of(executor, 40) == before
+
+
+def begin_copies(executor: JaxExecutor, plan: StepPlan) -> None:
+    """Those of a plan alone, without its chunks."""
+    pages, _ = executor.copies.begin(executor.state.pages, plan)
+    executor.state = executor.state._replace(pages=pages)
 
 
 def begin_save(executor: JaxExecutor, pages: range) -> tuple[Pending, PinnedBlock]:
     """Each to its own number; also the block of the last."""
     copies = host_copies({page: page for page in pages}, to_host=True)
     pending = executor.submit(plan_of(1, (), copies=copies))
-    row = pinned(executor)._rows[pages[-1]]
-    assert row is not None
-    return pending, row.block
+    return pending, pinned(executor).row_of(pages[-1]).block
 
 
 def save_pages(executor: JaxExecutor, pages: range) -> PinnedBlock:
@@ -325,8 +326,9 @@ def test_a_reset_forgets_blocks_that_failed(
         begin_save(executor, range(33, 37))
     executor.reset()
     fill(executor)
-    assert [page for page, row in enumerate(host._rows) if row] == [*range(1, 17), *range(33, 37)]
-    assert host._num_rows == sum(block.size for block in host._blocks) == 20
+    assert [*filter(host.is_written, range(81))] == [*range(1, 17), *range(33, 37)]
+    assert host.num_rows == 20
+    host.check()
     save_pages(executor, range(17, 33))
     assert contents_of(executor, 20) == executor.read_pages([20])()
 
@@ -341,21 +343,22 @@ def test_a_copy_that_failed_is_told_once_when_it_has_ended(executor: JaxExecutor
     later, _ = begin_save(executor, range(33, 37))
     assert pending.result().lost_pages == tuple(range(17, 33))
     assert later.result().lost_pages == ()
-    assert not pinned(executor)._blocks & {failed, overwritten}
+    host = pinned(executor)
+    assert not blocks_of(host, filter(host.is_written, range(81))) & {failed, overwritten}
+    host.check()
 
 
-def test_a_block_that_failed_is_not_packed_again_and_again(
-    executor: JaxExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_that_failed_is_not_packed_again_and_again(executor: JaxExecutor) -> None:
     host = pinned(executor)
     failed = save_pages(executor, range(1, 17))
     save_pages(executor, range(1, 13))  # in blocks of their own, so that few of the first are used
     lose(failed)
-    monkeypatch.setattr(host, "_max_rows", 16)
+    host.max_rows = 16
     save_pages(executor, range(1, 13))
-    assert host._blocks.isdisjoint([failed])
-    assert [page for page, row in enumerate(host._rows) if row] == [*range(1, 13)]
-    assert host._num_rows == sum(block.size for block in host._blocks) <= 16
+    assert [*filter(host.is_written, range(81))] == [*range(1, 13)]
+    assert failed not in blocks_of(host, range(1, 13))
+    assert host.num_rows <= 16
+    host.check()
 
 
 def test_blocks_are_packed_too_when_pages_come_from_elsewhere(executor: JaxExecutor) -> None:
@@ -367,7 +370,7 @@ def test_blocks_are_packed_too_when_pages_come_from_elsewhere(executor: JaxExecu
     for begin in range(1, 17):  # one page of each block at a time
         pages = range(begin, 81, 16)
         executor.write_host_pages(pages, [contents[80 - page] for page in pages])
-        assert host._num_rows <= 90
+        assert host.num_rows <= 90
     assert [contents_of(executor, page) for page in range(1, 81)] == contents[::-1]
 
 
@@ -377,8 +380,8 @@ def test_pages_of_a_gpu_take_no_more_host_memory_than_asked_for_with_their_waste
     num_pages, *_ = resolve_host_cache(Config(host_cache_gib=gib), "gpu", 2**40, page_bytes, 1)
     host = PinnedPages([jax.ShapeDtypeStruct((3, 2**18), "float32")], num_pages + 1)
     assert host.page_bytes == page_bytes
-    assert num_pages <= host._max_rows <= gib * 2**30 / page_bytes
-    assert host._max_rows > gib * 2**30 / page_bytes - 2
+    assert num_pages <= host.max_rows <= gib * 2**30 / page_bytes
+    assert host.max_rows > gib * 2**30 / page_bytes - 2
     on_cpu, *_ = resolve_host_cache(Config(host_cache_gib=gib), "cpu", 2**40, page_bytes, 1)
     assert on_cpu == int(gib * 2**30) // page_bytes
 

@@ -15,7 +15,7 @@ from quire.executor.host.pinned_pages import in_parts
 from quire.executor.programs.table import Key
 from tests.executor import test_pinned_pages
 from tests.executor.test_host_pages import host_copies
-from tests.executor.test_pinned_pages import save_pages
+from tests.executor.test_pinned_pages import begin_copies, save_pages
 from tests.fake_executor import plan_of
 
 DECODE = Chunk(1, 0, 0, 0, Kind.DECODE, 5, 1, (), True)
@@ -104,8 +104,7 @@ def test_pages_of_steps_before_are_placed_at_once(
     plan = plan_of(2, (DECODE,), copies=host_copies({page: page for page in range(1, 33)}, to_host=False))
     pinned.reset()
     watched = Watched(pinned, monkeypatch)
-    pages, _ = pinned._copies.begin(pinned.state.pages, plan)
-    pinned.state = pinned.state._replace(pages=pages)
+    begin_copies(pinned, plan)
     assert watched.calls == ["1 fetched", "1 fetched"]
     watched.calls.clear()
     last = {page: page for page in range(33, 65)}

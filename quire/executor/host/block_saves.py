@@ -1,7 +1,8 @@
 """Blocks on their way to the host, a few in each step."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import jax
 from jax.sharding import Sharding
@@ -32,11 +33,12 @@ class BlockSaves:
         self._page_bytes = page_bytes
         self._pinned = pinned
         self._waiting: deque[PinnedBlock] = deque()
-        self._begun: deque[PinnedBlock] = deque()
+        self._copying: deque[PinnedBlock] = deque()
         self._was_prompt = False  # the step before
 
-    def __len__(self) -> int:
-        return len(self._waiting) + len(self._begun)
+    def __iter__(self) -> Iterator[PinnedBlock]:
+        """All that are not known to have ended."""
+        return chain(self._waiting, self._copying)
 
     def add(self, blocks: Sequence[PinnedBlock]) -> None:
         """A program fills these on the device."""
@@ -62,29 +64,29 @@ class BlockSaves:
 
     def prepare_room(self, num_pages: int) -> None:
         """Begin to copy what has to be gone before so many more are added."""
-        excess = _num_pages(self._waiting) + _num_pages(self._begun) + num_pages - self._most
-        missing = excess - _num_pages(self._begun)
+        excess = _num_pages(self) + num_pages - self._most
+        missing = excess - _num_pages(self._copying)
         if missing > 0:
             self._begin(missing + max((block.size for block in self._waiting), default=1) - 1)
 
     def wait_for_room(self, num_pages: int) -> None:
         self.prepare_room(num_pages)
-        while self._begun and _num_pages(self._waiting) + _num_pages(self._begun) + num_pages > self._most:
+        while self._copying and _num_pages(self) + num_pages > self._most:
             self._end_oldest()
 
     def note_ended(self) -> None:
-        while self._begun and self._begun[0].has_ended:
+        while self._copying and self._copying[0].has_ended:
             self._end_oldest()
 
     def drain(self) -> None:
         """Wait until all are on the host."""
         self._begin(_num_pages(self._waiting))
-        while self._begun:
+        while self._copying:
             self._end_oldest()
 
     def clear(self) -> None:
         self._waiting.clear()
-        self._begun.clear()
+        self._copying.clear()
 
     @property
     def _most(self) -> int:
@@ -103,26 +105,26 @@ class BlockSaves:
 
     def _put(self, blocks: list[PinnedBlock]) -> None:
         try:
-            copies = jax.device_put([one.arrays for one in blocks], [self._pinned] * len(blocks))
+            copies = jax.device_put([block.arrays for block in blocks], [self._pinned] * len(blocks))
         except Exception as error:  # of any kind: that of the program which failed
             if len(blocks) == 1:
                 self.failed.append((blocks[0], error))
                 return
-            for one in blocks:
-                self._put([one])
+            for block in blocks:
+                self._put([block])
             return
-        for one, arrays in zip(blocks, copies, strict=True):
-            one.arrays = arrays
-        self._begun += blocks
+        for block, arrays in zip(blocks, copies, strict=True):
+            block.arrays = arrays
+        self._copying += blocks
 
     def _end_oldest(self) -> None:
         """Wait for the oldest that is being copied."""
-        block = self._begun.popleft()
+        block = self._copying.popleft()
         try:
             jax.block_until_ready(block.arrays)  # type: ignore[no-untyped-call]
         except Exception as error:  # as above
             self.failed.append((block, error))
 
 
-def _num_pages(blocks: Sequence[PinnedBlock]) -> int:
+def _num_pages(blocks: Iterable[PinnedBlock]) -> int:
     return sum(block.size for block in blocks)

@@ -128,6 +128,7 @@ class HostPages:
     A page is read and written by its number alone; the scheduler knows what it has, and whether it may be read.
     """
 
+    kinds = HOST_KINDS
     sizes = HOST_COPY_SIZES  # pages that one call can copy
 
     def __init__(self, pages: Any, num_pages: int) -> None:
@@ -153,6 +154,17 @@ class HostPages:
     ) -> "Future[None]":
         """Copy pages of the device, by a program under way. `sources` has padding, `targets` has none."""
         return self.write_when_ready(targets, program(pages, sources))
+
+    def prepare_saves(self, num_pages: int) -> None:
+        """So many will be saved by the next step."""
+
+    def begin_saves(self, num_prompt_tokens: int, has_decodes: bool, fetches: bool = False) -> None:
+        """A step with so many tokens of prompts is launched next, and may fetch pages from here."""
+
+    def take_lost(self) -> list[int]:
+        """The pages whose copies from the device have failed since the last call. A copy that fails here fails its
+        step."""
+        return []
 
     def num_within(self, sources: Sequence[int], max_rows: int, before: Sequence[Fetched] = ()) -> int:
         """The number of pages, from the first of these on, that `fetch` takes to the device in at most so many rows."""
@@ -196,10 +208,10 @@ class HostPages:
 
     def write_when_ready(self, pages: Sequence[int], stacks: Sequence[jax.Array]) -> "Future[None]":
         """Write what a program under way computes. Writes happen in the order of the calls."""
-        for one in stacks:
-            one.copy_to_host_async()
+        for array in stacks:
+            array.copy_to_host_async()
         self._writing = [writing for writing in self._writing if not writing.done()]
-        self._writing.append(self._writer.submit(lambda: self.write(pages, [np.asarray(one) for one in stacks])))
+        self._writing.append(self._writer.submit(lambda: self.write(pages, [np.asarray(array) for array in stacks])))
         return self._writing[-1]
 
     def drain(self) -> None:

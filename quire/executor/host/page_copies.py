@@ -37,22 +37,23 @@ class PageCopies:
     steps of others do not wait for the copies, and run no program for them.
     """
 
-    def __init__(
-        self, programs: Programs, host: HostPages | PinnedPages | None, host_kinds: Sequence[str] = ()
-    ) -> None:
-        """`host_kinds`: the programs that take pages to the host and from it."""
+    def __init__(self, programs: Programs, host: HostPages | PinnedPages | None) -> None:
         self._programs = programs
         self._host = host
-        self._host_kinds = host_kinds
         self._unplaced: list[OnTheWay] = []
         self._awaited: set[Place] = set()  # where they go
+
+    @property
+    def num_awaited(self) -> int:
+        """Pages of the device whose contents are on their way from the host."""
+        return len(self._awaited)
 
     def begin(self, pages: Any, plan: StepPlan) -> tuple[Any, list[Copied]]:
         """The page arrays as the chunks of `plan` find them, and what its result must wait for."""
         copied: list[Copied] = []
         if plan.copies or self._awaited:
             pages, copied = self._begin(pages, plan)
-        if isinstance(self._host, PinnedPages):
+        if self._host is not None:
             num_prompt_tokens = sum(chunk.length for chunk in plan.prefills)
             fetches = any(copy.source.tier is Tier.HOST for copy in plan.copies)
             has_decodes = plan.num_prefills < len(plan.chunks)
@@ -61,7 +62,7 @@ class PageCopies:
 
     def _begin(self, pages: Any, plan: StepPlan) -> tuple[Any, list[Copied]]:
         in_order, restores = arrange(plan.copies)
-        if isinstance(self._host, PinnedPages):
+        if self._host is not None:
             self._host.prepare_saves(sum(copy.target.tier is Tier.HOST for copy in in_order))
         copied: list[Copied] = []
         used = {place for copy in plan.copies for place in copy}
@@ -72,7 +73,7 @@ class PageCopies:
             pages, copied = self.settle(pages)
             num_fitting = self._num_fitting(restores)
         first = restores[: max(1, num_fitting)]
-        # Before all others, which the device need not wait for to begin with them.
+        # First: these depend on nothing that the device has still to do.
         coming = self._fetch(first) if first else None
         pages, others = self._run(pages, in_order)
         copied += others
@@ -97,7 +98,7 @@ class PageCopies:
             begun = set(map(id, last.fetched)) if last is not None else set()
             taken = self._take_fetched(read)
             for call in self._host.calls(taken, sum(id(one) in begun for one in taken)):
-                program = self._programs.get((self._host_kinds[1], len(call.targets)))
+                program = self._programs.get((self._host.kinds[1], len(call.targets)))
                 pages, number = program(pages, call.targets, call.contents)
                 arrivals.append(Arrival(number))
         return pages, arrivals
@@ -118,7 +119,7 @@ class PageCopies:
 
     def take_lost(self) -> list[int]:
         """The pages of the host whose copies from the device have failed since the last call."""
-        return self._host.take_lost() if isinstance(self._host, PinnedPages) else []
+        return [] if self._host is None else self._host.take_lost()
 
     def forget(self) -> None:
         """The pages are in their places, or the page arrays are gone."""
@@ -202,7 +203,7 @@ class PageCopies:
             part = run[begin : begin + taken]
             sources = np.zeros(size, np.int32)
             sources[: len(part)] = [copy.source.page for copy in part]
-            program = self._programs.get((self._host_kinds[0], size))
+            program = self._programs.get((self._host.kinds[0], size))
             yield self._host.save(program, pages, sources, [copy.target.page for copy in part])
             begin += taken
 

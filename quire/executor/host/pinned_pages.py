@@ -64,7 +64,13 @@ def pinning_works() -> bool:
 
 
 class PinnedPages:
-    """The memory of the host tier on GPUs; `HostPages` says what is expected of it. Owned by the engine thread."""
+    """The memory of the host tier on GPUs; `HostPages` says what is expected of it. Owned by the engine thread.
+
+    A page that was written is a row of one block. A block whose rows are no page's is forgotten. All blocks have at
+    most `max_rows` rows, unless every one of them is full.
+    """
+
+    kinds = PINNED_KINDS
 
     def __init__(self, pages: Any, num_pages: int) -> None:
         """`pages`: the structure of the device's page arrays. `num_pages` includes page 0, which is never read."""
@@ -74,9 +80,9 @@ class PinnedPages:
         self._padding = {rows: self._empty_block(rows) for rows in (*SMALL_BLOCKS.values(), BLOCK_PAGES)}
         self._rows: list[BlockRow | None] = [None] * num_pages
         self._blocks: set[PinnedBlock] = set()
-        self._num_rows = 0  # of all blocks, used or not
-        self._max_rows = num_pages - 1 + num_spare_pages(num_pages - 1, self.page_bytes)
-        self._saves = BlockSaves(self.page_bytes, self._pinned)
+        self.num_rows = 0  # of all blocks, used or not
+        self.max_rows = num_pages - 1 + num_spare_pages(num_pages - 1, self.page_bytes)
+        self.saves = BlockSaves(self.page_bytes, self._pinned)
         self._lost: list[int] = []  # pages of those that failed, until they are taken
         self._pinning: Thread | None = None
         self._is_closed = False
@@ -85,16 +91,17 @@ class PinnedPages:
     def page_bytes(self) -> int:
         return sum(stack.num_bytes for stack in self.stacks)
 
-    def pin_all(self) -> None:
+    def pin_all(self) -> Thread:
         """Pin the memory of all pages from now on, on a thread. The system takes seconds for some gigabytes of it: no
         step is to wait for that. JAX keeps what is freed, for the blocks to come."""
         self._pinning = Thread(target=self._pin_all, name="quire-pin")
         self._pinning.start()
+        return self._pinning
 
     def _pin_all(self) -> None:
         held: list[BlockArrays] = []
         try:
-            while len(held) * BLOCK_PAGES + self._num_rows < self._max_rows and not self._is_closed:
+            while len(held) * BLOCK_PAGES + self.num_rows < self.max_rows and not self._is_closed:
                 held.append(jax.block_until_ready(jax.device_put(self._padding[BLOCK_PAGES].contents, self._pinned)))  # type: ignore[no-untyped-call]
         except Exception as error:  # of any kind: what is missing is pinned when it is needed
             log.warning("host memory is not pinned ahead: %s", str(error).partition("\n")[0])
@@ -114,34 +121,34 @@ class PinnedPages:
     ) -> PinnedBlock:
         """As that of `HostPages`. They are gathered on the device; `begin_saves` has them copied."""
         size = block_pages(len(sources))
-        self._saves.wait_for_room(len(sources))
+        self.saves.wait_for_room(len(sources))
         self._forget_failed()
         split: list[BlockArrays] = program(pages, sources)[: -(-len(targets) // size)]
         blocks = [PinnedBlock(one, size) for one in split]
         for number, target in enumerate(targets):
             self._enter(target, blocks[number // size], number % size)
-        self._saves.add(blocks)
+        self.saves.add(blocks)
         self._limit_waste()
         return blocks[-1]
 
     def prepare_saves(self, num_pages: int) -> None:
         """So many will be saved: what has to be on the host before begins to be copied. Before pages are fetched, since
         copies follow each other."""
-        self._saves.prepare_room(num_pages)
+        self.saves.prepare_room(num_pages)
 
-    def begin_saves(self, num_tokens: int, has_decodes: bool, fetches: bool = False) -> None:
-        """A step of so many tokens is launched next: some of what was gathered is copied to the host beside it."""
-        self._saves.begin(num_tokens, has_decodes, fetches)
+    def begin_saves(self, num_prompt_tokens: int, has_decodes: bool, fetches: bool = False) -> None:
+        """As that of `HostPages`: some of what was gathered is copied to the host beside the step."""
+        self.saves.begin(num_prompt_tokens, has_decodes, fetches)
 
     def num_within(self, sources: Sequence[int], max_rows: int, before: Sequence[Fetched] = ()) -> int:
-        """As that of `HostPages`. Whole blocks are fetched; a page that is wanted twice, with two of its block."""
-        blocks = {self._row(source).block for source in sources}
+        """As that of `HostPages`. Whole blocks are fetched; a page wanted twice fetches its block twice."""
+        blocks = {self.row_of(source).block for source in sources}
         if len(set(sources)) == len(sources) and sum(block.size for block in blocks) <= max_rows:
             return len(sources)
         num_rows, times, fetched = 0, Counter[int](), Counter[PinnedBlock]()
         there = {one.block: one.targets for one in before}
         for count, source in enumerate(sources):
-            block, row = self._row(source)
+            block, row = self.row_of(source)
             times[source] += 1
             if times[source] > fetched[block] + _has_room(there, block, row):
                 fetched[block] += 1
@@ -157,7 +164,7 @@ class PinnedPages:
         there = {one.block: one.targets for one in before}
         again: list[tuple[int, int]] = []  # pages that go to two places
         for source, target in zip(sources, targets, strict=True):
-            block, row = self._row(source)
+            block, row = self.row_of(source)
             if _has_room(there, block, row):
                 there[block][row] = target
                 continue
@@ -202,13 +209,9 @@ class PinnedPages:
 
     def read(self, pages: Sequence[int]) -> list[np.ndarray[Any, Any]]:
         """The contents of these pages, copied."""
-        rows = [self._row(page) for page in pages]
-        known: dict[PinnedBlock, list[np.ndarray[Any, Any]]] = {}
-        for row in rows:
-            if row.block not in known:
-                known[row.block] = [np.asarray(one) for one in row.block.arrays]
-        found = [(known[row.block], row.row) for row in rows]
-        return [np.stack([block[at][row] for block, row in found]) for at in range(len(self.stacks))]
+        rows = [self.row_of(page) for page in pages]
+        copied = {block: [np.asarray(array) for array in block.arrays] for block in {row.block for row in rows}}
+        return [np.stack([copied[row.block][at][row.row] for row in rows]) for at in range(len(self.stacks))]
 
     def write_bytes(self, pages: Sequence[int], data: Sequence[memoryview]) -> None:
         for page, contents in zip(pages, data, strict=True):
@@ -221,23 +224,23 @@ class PinnedPages:
         self._limit_waste()
 
     def take_lost(self) -> list[int]:
-        """The pages whose copies from the device have failed since the last call, as far as copies have ended."""
-        self._saves.note_ended()
+        """As that of `HostPages`. The step that saved them has a result; they are told when the copy has ended."""
+        self.saves.note_ended()
         self._forget_failed()
-        lost, self._lost = [page for page in self._lost if self._rows[page] is None], []
+        lost, self._lost = [page for page in self._lost if not self.is_written(page)], []
         return lost
 
     def drain(self) -> None:
         """Nothing arrives late: a page that a failed step wrote is one that no other step reads. Blocks that failed
         are forgotten."""
-        self._saves.drain()
+        self.saves.drain()
         self._forget_failed()
 
     def close(self) -> None:
         self._is_closed = True
         if self._pinning is not None:
             self._pinning.join()
-        self._saves.clear()
+        self.saves.clear()
         self._rows.clear()
         self._blocks.clear()
 
@@ -246,10 +249,21 @@ class PinnedPages:
         zeros = [np.zeros((rows, *stack.shape), stack.dtype) for stack in self.stacks]
         return Fetched(np.zeros(rows, np.int32), jax.device_put(zeros, self._on_device))
 
-    def _row(self, page: int) -> BlockRow:
+    def row_of(self, page: int) -> BlockRow:
         row = self._rows[page]
         assert row is not None, f"page {page} of the host was never written"
         return row
+
+    def is_written(self, page: int) -> bool:
+        return self._rows[page] is not None
+
+    def check(self) -> None:
+        """Assert what the class promises."""
+        used = Counter(row.block for row in self._rows if row is not None)
+        assert self._blocks == used.keys(), "a block without pages is kept, or one with pages is not"
+        assert all(block.num_used == count for block, count in used.items()), "a block counts other pages than its own"
+        assert self.num_rows == sum(block.size for block in self._blocks)
+        assert self.num_rows <= self.max_rows or all(block.num_used == block.size for block in self._blocks)
 
     def _pages_of(self, block: PinnedBlock) -> list[int]:
         return [page for page, row in enumerate(self._rows) if row is not None and row.block is block]
@@ -258,7 +272,7 @@ class PinnedPages:
         """`page` is this one from now on."""
         if not block.num_used:
             self._blocks.add(block)
-            self._num_rows += block.size
+            self.num_rows += block.size
         block.num_used += 1
         before = self._rows[page]
         self._rows[page] = BlockRow(block, row)
@@ -266,11 +280,11 @@ class PinnedPages:
             before.block.num_used -= 1
             if not before.block.num_used:
                 self._blocks.remove(before.block)
-                self._num_rows -= before.block.size
+                self.num_rows -= before.block.size
 
     def _forget_failed(self) -> None:
-        while self._saves.failed:
-            self._forget(*self._saves.failed.pop())
+        while self.saves.failed:
+            self._forget(*self.saves.failed.pop())
 
     def _forget(self, block: PinnedBlock, error: Exception) -> None:
         """There is nothing in this block: what it was copied from failed."""
@@ -282,10 +296,10 @@ class PinnedPages:
             self._lost.append(page)
         if block in self._blocks:
             self._blocks.remove(block)
-            self._num_rows -= block.size
+            self.num_rows -= block.size
 
     def _limit_waste(self) -> None:
-        while self._num_rows > self._max_rows and self._repack(min(self._blocks, key=_share_used)):
+        while self.num_rows > self.max_rows and self._repack(min(self._blocks, key=_share_used)):
             pass
 
     def _repack(self, block: PinnedBlock) -> bool:
