@@ -10,13 +10,11 @@ from typing import Any, NamedTuple
 
 from quire.core.plan import Failure
 from quire.engine.adapter_commands import AdapterCommand, AdapterCommands, AdapterRead
-from quire.engine.batches import batches_of
 from quire.engine.engine import Engine
-from quire.engine.gathering import Gathering
 from quire.engine.idle_upkeep import IdleUpkeep
-from quire.engine.outcome import Outcome
+from quire.engine.outcome import Outcome, batches_of
 from quire.engine.port import Deliver, Order, Port, Task
-from quire.engine.preparations import Preparations, Prepared
+from quire.engine.preparations import Gathering, Preparations, Prepared
 from quire.engine.queue_times import QueueTimes
 from quire.engine.step_traces import StepTraces
 from quire.errors import EngineFailed, EngineStopped, InvalidRequest, QuireError, RequestFailed, reason_of
@@ -179,7 +177,7 @@ class Driver:
         self._wait_for_work()
         for _ in range(min(len(self._inbox), MAX_COMMANDS_PER_TURN)):  # one by one, so that none is lost if one raises
             self._obey(*self._inbox.popleft())
-        if self._failure is not None or self._gathers_on():
+        if self._failure is not None or self._must_gather():
             return
         failures = engine.upkeep()
         if self._preparing:
@@ -193,11 +191,11 @@ class Driver:
             self._dispatch(engine.collect())
             engine.delivered()
 
-    def _gathers_on(self) -> bool:
+    def _must_gather(self) -> bool:
         """True while it should wait longer for requests of an engine that ended."""
         if not self._gathering:
             return False
-        if self._gathering.goes_on(set(self._live_requests()), self._preparing) and self._phase is Phase.RUNNING:
+        if self._gathering.must_wait(set(self._live_requests()), self._preparing) and self._phase is Phase.RUNNING:
             return True
         self._gathering.end()
         self._dispatch(Outcome([], self._engine.resume_search()))

@@ -2,7 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
@@ -91,10 +91,13 @@ class Observers:
         self._attached.append(observer)
 
     def detach(self, observer: Observer) -> None:
-        self._attached = [one for one in self._attached if one is not observer]
+        self._attached = [attached for attached in self._attached if attached is not observer]
+
+    def __iter__(self) -> Iterator[Observer]:
+        return iter(list(self._attached))
 
     def is_attached(self, observer: Observer) -> bool:
-        return any(one is observer for one in self._attached)
+        return any(attached is observer for attached in self._attached)
 
     def step_launched(self, step: Step) -> None:
         for observer in self._attached:

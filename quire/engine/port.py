@@ -1,12 +1,10 @@
 """A front end's connection to the driver."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
-import msgspec
-
-from quire.ipc.messages import PORT_SHIFT, Command, Event, StepTrace
+from quire.ipc.messages import PORT_SHIFT, Command, Event
 
 Deliver = Callable[[list[Event]], None]  # called on the engine thread, so it must return at once
 Post = Callable[["Port", "Command | Order | Task"], None]
@@ -55,13 +53,3 @@ class Ports(Protocol):
     def open(self, deliver: Deliver, number: int | None = None) -> Port: ...
 
     def post(self, port: Port, command: "Command | Order | Task") -> None: ...
-
-
-def by_port(trace: StepTrace | None) -> Iterator[tuple[int, StepTrace]]:
-    """`trace` cut by port: the number of each port in it, and the part with its requests."""
-    if trace is None:
-        return
-    for number in dict.fromkeys(one >> PORT_SHIFT for one in trace.request_ids):
-        request_ids = [one for one in trace.request_ids if one >> PORT_SHIFT == number]
-        failed_ids = [one for one in trace.failed_ids if one >> PORT_SHIFT == number]
-        yield number, msgspec.structs.replace(trace, request_ids=request_ids, failed_ids=failed_ids)

@@ -1,12 +1,14 @@
-"""Requests that wait for their adapters, grammars or pages."""
+"""Requests that are on their way into the engine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from typing import NamedTuple
 
 from quire.core.deadlines import Deadline, Deadlines
 from quire.core.plan import Failure
 from quire.errors import DeadlineExceeded, queue_limit, time_limit
-from quire.ipc.messages import Submit
+from quire.ipc.messages import PORT_SHIFT, Submit
+
+GATHER_S = 2.0  # for the requests of an engine that ended to come back
 
 
 class Prepared(NamedTuple):
@@ -66,3 +68,40 @@ class Preparations:
             )
             failures.setdefault(request_id, Failure(request_id, error))
         return list(failures.values())
+
+
+class Gathering:
+    """The requests that have not come back, and how long they are waited for. Owned by the engine thread."""
+
+    def __init__(self, request_ids: Iterable[int], clock: Callable[[], float]) -> None:
+        self._missing = set(request_ids)
+        self._clock = clock
+        self._complete_ports: set[int] = set()
+        self._until_s: float | None = None  # from the first command on
+
+    def __bool__(self) -> bool:
+        return bool(self._missing)
+
+    @property
+    def due_in_s(self) -> float | None:
+        """Seconds until it ends; None before the first command."""
+        return None if self._until_s is None else self._until_s - self._clock()
+
+    def note_all_resumed(self, number: int) -> None:
+        """A front end has sent all requests that it brings back."""
+        self._complete_ports.add(number)
+
+    def must_wait(self, live: Container[int], preparing: Container[int]) -> bool:
+        """True while requests are missing: they may come, or are being prepared, and there is time."""
+
+        def is_missing(request_id: int) -> bool:
+            may_come = request_id not in live and request_id >> PORT_SHIFT not in self._complete_ports
+            return request_id in preparing or may_come
+
+        self._missing = set(filter(is_missing, self._missing))
+        if self._until_s is None:
+            self._until_s = self._clock() + GATHER_S
+        return bool(self._missing) and self._clock() < self._until_s
+
+    def end(self) -> None:
+        self._missing.clear()

@@ -9,7 +9,7 @@ from random import Random
 
 from quire.engine.driver import Driver, Phase
 from quire.engine.engine import Engine
-from quire.engine.gathering import GATHER_S
+from quire.engine.preparations import GATHER_S
 from quire.ipc.journal import Journal
 from quire.ipc.messages import Abort, AllResumed, LoadAdapter, Submit, SyncAdapters, UnloadAdapter
 from quire.request import Request

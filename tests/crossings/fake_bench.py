@@ -9,9 +9,8 @@ from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.engine.pages.folder_saves import FolderSaves
 from quire.engine.pages.folder_source import FolderSource
-from quire.engine.pages.folder_traffic import FolderTraffic
-from quire.engine.pages.reading import PageReader
-from quire.engine.pages.store import PageStore
+from quire.engine.pages.store import PageReader, PageStore
+from quire.engine.pages.traffic import PageTraffic
 from quire.engine.port import Task
 from quire.peers.bundle import PageForm
 from quire.request import FinishReason, Request
@@ -97,7 +96,7 @@ class FakeBench:
         saves = SavesInTurn(folder, store, form.page_bytes, digest_of, max_bytes_per_s=2**40)
         self._sources.append(source)
         self._saves = [saves]  # those of an engine that ended are lost
-        engine.page_sources.keep(FolderTraffic(folder, source, saves, store, form, digest_of))
+        engine.page_sources.keep(PageTraffic(source, store, form, digest_of), saves)
 
     def between_turns(self) -> None:
         for saves in self._saves:

@@ -72,9 +72,7 @@ def test_the_oldest_step_under_way_is_known_while_it_is_waited_for():
     rig.launch(2)
     pipeline.collect()
     assert told == [(3.0, 1, False), (3.0, 1, True)]
-    assert (pipeline.busy_s, pipeline.is_compiling) == (0.0, True), (
-        "the next was launched before that program was there"
-    )
+    assert pipeline.is_compiling, "the next was launched before that program was there"
     pipeline.discard()
     assert (pipeline.busy_s, pipeline.num_tokens, pipeline.is_compiling) == (0, 0, False)
 

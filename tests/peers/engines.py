@@ -7,8 +7,7 @@ from quire.engine.driver import Driver
 from quire.engine.engine import Engine
 from quire.engine.pages.folder_saves import FolderSaves
 from quire.engine.pages.folder_source import FolderSource
-from quire.engine.pages.folder_traffic import FolderTraffic
-from quire.engine.pages.peer_source import PeerSource
+from quire.engine.pages.peers import PeerSource
 from quire.engine.pages.store import PageStore
 from quire.engine.pages.traffic import PageTraffic
 from quire.page_folder.page_file import ArrayForm, PageFiles
@@ -80,7 +79,7 @@ class PeerEngine:
             folder.scan()
             self.source = FolderSource(folder, store, form, compute_s, timeout_s)
             saves = FolderSaves(folder, store, form.page_bytes, digest_of, max_bytes_per_s=2**40)
-            self.engine.page_sources.keep(FolderTraffic(folder, self.source, saves, store, form, digest_of))
+            self.engine.page_sources.keep(PageTraffic(self.source, store, form, digest_of), saves)
         self.driver = Driver(self.engine)
         self.driver.start()
         self.engine.page_sources.start(self.driver)

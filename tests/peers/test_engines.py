@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 
 from quire.engine.pages import traffic as page_traffic
-from quire.engine.pages.prefills import Prefills
+from quire.engine.pages.peers import Prefills
 from quire.ipc.messages import Abort, Submit
 from quire.peers.messages import PrefillRequest
 from quire.peers.prefill_server import RefusedPrompt

@@ -15,8 +15,8 @@ import pytest
 from quire.core.scheduler import Scheduler
 from quire.engine.driver import Driver, Phase
 from quire.engine.engine import Engine
-from quire.engine.gathering import GATHER_S
 from quire.engine.port import Port
+from quire.engine.preparations import GATHER_S
 from quire.ipc.journal import Journal
 from quire.ipc.messages import PORT_SHIFT, Command, Event, PromptBlocks, Stats
 from quire.request import Request

@@ -11,8 +11,8 @@ from quire.engine.building.fingerprint import weight_paths
 from quire.engine.building.peers import page_form, peer_facts
 from quire.engine.pages.folder_saves import FolderSaves
 from quire.engine.pages.folder_source import FolderSource
-from quire.engine.pages.folder_traffic import FolderTraffic
 from quire.engine.pages.store import PageStore
+from quire.engine.pages.traffic import PageTraffic
 from quire.errors import InvalidSetting
 from quire.page_folder.page_file import ArrayForm, PageFiles
 from quire.page_folder.page_folder import PageFolder
@@ -44,7 +44,7 @@ def keep_pages(built: Built, settings: FolderSettings) -> None:
         folder, store, form, lambda tokens, cached: engine.step_limits.times.prompt_s(tokens, cached, step_tokens)
     )
     saves = FolderSaves(folder, store, form.page_bytes, digest_of, settings.cache_folder_write_mib_s * 2**20)
-    engine.page_sources.keep(FolderTraffic(folder, source, saves, store, form, digest_of))
+    engine.page_sources.keep(PageTraffic(source, store, form, digest_of), saves)
 
 
 def folder_key(deployment: Deployment) -> str:

@@ -7,7 +7,7 @@ import jax
 from quire.engine.building.build import Built
 from quire.engine.building.deployment import Deployment
 from quire.engine.building.fingerprint import fingerprint, program_facts
-from quire.engine.pages.peer_source import PeerSource
+from quire.engine.pages.peers import PeerSource
 from quire.engine.pages.store import PageStore
 from quire.engine.pages.traffic import PageTraffic
 from quire.peers.bundle import PageForm

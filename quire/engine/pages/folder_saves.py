@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from quire.engine.pages.reading import PageReader
-from quire.engine.pages.traffic import DigestOf, Store
+from quire.engine.pages.store import DigestOf, PageReader, PageStore
 from quire.engine.port import Task
 from quire.page_folder.page_file import PageName
 from quire.page_folder.page_folder import PageFolder
@@ -47,17 +46,18 @@ class FolderSaves:
     """Writes what requests have computed, when they end, on a thread of its own.
 
     Nothing waits for it and nothing is held for it: what is evicted before it is written, or exceeds what may be
-    written in a second, is not kept. `offer` is called by the engine thread.
+    written in a second, is not kept. `note` and `forget` are called by the engine thread.
     """
 
     def __init__(
-        self, folder: PageFolder, store: Store, page_bytes: int, digest_of: DigestOf, max_bytes_per_s: float
+        self, folder: PageFolder, store: PageStore, page_bytes: int, digest_of: DigestOf, max_bytes_per_s: float
     ) -> None:
         self._folder = folder
         self._store = store
         self._page_bytes = page_bytes
         self._digest_of = digest_of
         self._max_bytes_per_s = max_bytes_per_s
+        self._live: dict[int, Request] = {}
         self._waiting: queue.Queue[Save] = queue.Queue(MAX_WAITING)
         self._paused_until_s = 0.0
         self.counters: Counter[str] = Counter()
@@ -71,8 +71,26 @@ class FolderSaves:
         """Prompts by what became of their pages, since the start."""
         return {f"saves_{outcome}": self.counters[outcome] for outcome in OUTCOMES}
 
-    def offer(self, request: Request, adapter_digest: str, names: list[bytes]) -> None:
-        """The request has ended; keep those of its pages that are in the cache and not in the folder."""
+    def note(self, request: Request) -> None:
+        """A request has come."""
+        self._live[request.request_id] = request
+
+    def forget(self, request_id: int, is_finished: bool) -> None:
+        """The request has ended. Where it `is_finished`, keep those of its pages that are in the cache and not in the
+        folder."""
+        request = self._live.pop(request_id, None)
+        if request is None or not is_finished:
+            return
+        try:
+            digest = self._digest_of(request.adapter)
+            # Its adapter may have lost its name since, and is then not here any more.
+            if digest is not None and request.adapter_digest in ("", digest):
+                self._offer(request, digest)
+        except Exception:  # of ours; the answer is complete, its pages are not kept
+            log.exception("the pages of a prompt cannot be kept")
+
+    def _offer(self, request: Request, adapter_digest: str) -> None:
+        names = self._store.names(request, adapter_digest)
         firsts, end = self._store.find(request, 0)
         rows = [(place, group) for group, first in enumerate(firsts) for place in range(first, end)]
         missing = [row for row in rows if not self._folder.has((names[row[0]], row[1]))]

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from typing import Any
 
-from quire.engine.pages.traffic import Store, within_s
+from quire.engine.pages.store import PageStore
+from quire.engine.pages.traffic import within_s
 from quire.page_folder.page_folder import PageFolder
 from quire.peers.bundle import PageBundle, PageForm, PageRange, longest_range
 from quire.peers.page_arrival import PageArrival
@@ -83,7 +84,7 @@ class FolderSource:
     def __init__(
         self,
         folder: PageFolder,
-        store: Store,
+        store: PageStore,
         form: PageForm,
         compute_s: Callable[[int, int], float | None] = lambda num_tokens, num_cached: None,
         timeout_s: float = TIMEOUT_S,
@@ -123,8 +124,9 @@ class FolderSource:
             return None
         return self._read(names, pages, first, within_s(request, self._timeout_s))
 
-    def counted(self) -> dict[str, int]:
-        return {f"reads_{outcome}": self.counters[outcome] for outcome in OUTCOMES}
+    def counted(self, num_unused: int) -> dict[str, int]:
+        reads = {f"reads_{outcome}": self.counters[outcome] for outcome in OUTCOMES}
+        return self._folder.counted() | reads | {"reads_unused": num_unused}
 
     def close(self) -> None:
         self._prompts.shutdown(wait=False, cancel_futures=True)

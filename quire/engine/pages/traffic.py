@@ -1,42 +1,15 @@
 """Pages of prompts that come from elsewhere."""
 
-from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from quire.peers.bundle import PageBundle, PageForm, PageRange
+from quire.engine.pages.store import DigestOf, PageStore
+from quire.peers.bundle import PageBundle, PageForm
 from quire.request import Request
 
 INSERTED_BYTES = 16 * 2**20  # in one turn of the engine thread, which takes milliseconds
 SHARE_OF_TIME = 0.5  # that a request with a deadline leaves to its pages
-
-DigestOf = Callable[[str | None], str | None]  # an adapter's name to the digest of its weights; None where none is
-
-
-class Store(Protocol):
-    """The pages of this engine. Used by the engine thread."""
-
-    @property
-    def room(self) -> int:
-        """The most pages of a prompt that can be entered."""
-
-    def num_cached(self, request: Request) -> int:
-        """Pages of the prompt that are here, from its beginning."""
-
-    def names(self, request: Request, adapter_digest: str) -> list[bytes]:
-        """A name for each whole page of the prompt, the same in every process."""
-
-    def insert(self, request: Request, bundle: PageBundle, begin: int, count: int) -> int | None:
-        """Enter pages of the bundle from the `begin`-th on, at most `count`. Returns the number of those that were not
-        here already; None where there is no room."""
-
-    def find(self, request: Request, first: int) -> PageRange:
-        """The pages of the prompt from `first` on, as far as they are here."""
-
-    def read(self, request: Request, rows: Sequence[tuple[int, int]], end: int) -> Callable[[], memoryview] | None:
-        """Read pages, by their place in the prompt and their group, of those that end at page `end`; None where they
-        are not here any more. Returns at once; any thread may call the function, which waits for them."""
 
 
 class Arriving(Protocol):
@@ -63,8 +36,9 @@ class PageSource(Protocol):
     def begin(self, request: Request, adapter_digest: str) -> Arriving | None:
         """Fetch the pages of a prompt that are not here; None where there are none, or they are not worth it."""
 
-    def counted(self) -> dict[str, int]:
-        """Numbers since the start. Any thread may read them."""
+    def counted(self, num_unused: int) -> dict[str, int]:
+        """Numbers since the start, `num_unused` of the bundles that were fetched among them. Any thread may read
+        them."""
 
 
 @dataclass(slots=True)
@@ -83,42 +57,42 @@ class PageTraffic:
     Whatever goes wrong, the request enters without them.
     """
 
-    def __init__(self, source: PageSource, store: Store, form: PageForm, digest_of: DigestOf) -> None:
+    def __init__(self, source: PageSource, store: PageStore, form: PageForm, digest_of: DigestOf) -> None:
         self._source = source
         self._store = store
         self._rows_at_once = max(1, INSERTED_BYTES // form.page_bytes)
         self._digest_of = digest_of
         self._incoming: dict[int, Incoming] = {}  # by request
-        self.num_unused = 0  # bundles for which there was no room, or that were here already
+        self._num_unused = 0  # bundles for which there was no room, or that were here already
 
     def prepare(self, request: Request) -> "Future[Any] | None":
         """Called until it returns None: then the request should go on. Again when the future is done."""
-        found = self._incoming.get(request.request_id)
-        if found is None:
+        incoming = self._incoming.get(request.request_id)
+        if incoming is None:
             return self._begin(request)
-        bundle, begin = found.arriving.result.result(), found.num_inserted
+        bundle, begin = incoming.arriving.result.result(), incoming.num_inserted
         if bundle is None or begin >= bundle.range.num_pages:
-            self.num_unused += begin > 0 and not found.is_used
-            return self._end(request, found)
+            self._num_unused += begin > 0 and not incoming.is_used
+            return self._end(request, incoming)
         # Another adapter may have got the name meanwhile.
-        is_same = self._digest(request) == found.adapter_digest
+        is_same = self._digest(request) == incoming.adapter_digest
         entered = self._store.insert(request, bundle, begin, self._rows_at_once) if is_same else None
         if entered is None:
-            self.num_unused += 1
-            return self._end(request, found)
-        found.is_used = found.is_used or entered > 0
-        found.num_inserted += self._rows_at_once
-        return found.arriving.result  # which is done: the next turn goes on
+            self._num_unused += 1
+            return self._end(request, incoming)
+        incoming.is_used = incoming.is_used or entered > 0
+        incoming.num_inserted += self._rows_at_once
+        return incoming.arriving.result  # which is done: the next turn goes on
 
     def forget(self, request_id: int) -> None:
         """The request is not wanted any more."""
-        found = self._incoming.pop(request_id, None)
-        if found is not None:
-            found.arriving.cancel()
+        incoming = self._incoming.pop(request_id, None)
+        if incoming is not None:
+            incoming.arriving.cancel()
 
     def counted(self) -> dict[str, int]:
         """Numbers of the source since the start. Any thread may read them."""
-        return self._source.counted()
+        return self._source.counted(self._num_unused)
 
     def _begin(self, request: Request) -> "Future[Any] | None":
         if request.prompt_logprobs is not None:
@@ -135,13 +109,13 @@ class PageTraffic:
     def _digest(self, request: Request) -> str | None:
         return request.adapter_digest or self._digest_of(request.adapter)
 
-    def _end(self, request: Request, found: Incoming) -> "Future[Any] | None":
+    def _end(self, request: Request, incoming: Incoming) -> "Future[Any] | None":
         del self._incoming[request.request_id]
-        found.arriving.inserted()
-        return self._begin(request) if found.arriving.begins_again else None
+        incoming.arriving.inserted()
+        return self._begin(request) if incoming.arriving.begins_again else None
 
 
 def within_s(request: Request, most_s: float) -> float:
     """The time that a request leaves to its pages."""
-    limits_s = [one * SHARE_OF_TIME for one in (request.timeout_s, request.queue_timeout_s) if one is not None]
-    return min([most_s, *limits_s])
+    timeouts_s = [timeout_s for timeout_s in (request.timeout_s, request.queue_timeout_s) if timeout_s is not None]
+    return min([most_s, *(SHARE_OF_TIME * timeout_s for timeout_s in timeouts_s)])

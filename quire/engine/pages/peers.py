@@ -1,4 +1,4 @@
-"""Prompts that this engine computes for other engines."""
+"""Prompts that other engines compute for this one, and those that it computes for them."""
 
 import itertools
 import logging
@@ -6,18 +6,49 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from quire.engine.pages.peer_source import PEER_PORT
-from quire.engine.pages.reading import READ_S, PageReader
-from quire.engine.pages.traffic import DigestOf, Store
+from quire.engine.pages.store import READ_S, DigestOf, PageReader, PageStore
+from quire.engine.pages.traffic import within_s
 from quire.engine.port import Ports
 from quire.errors import InvalidRequest, Overloaded, reason_of, shown
-from quire.ipc.messages import Abort, AllResumed, Event, Failed, Progress, Submit
-from quire.peers.bundle import PageRange
+from quire.ipc.messages import PORT_SHIFT, Abort, AllResumed, Event, Failed, Progress, Submit
+from quire.peers.bundle import PageForm, PageRange
 from quire.peers.messages import BUSY, FAILED, PrefillRequest
+from quire.peers.page_client import Fetch, FetchRequest, PageClient
 from quire.peers.prefill_server import Computed, RefusedPrompt
 from quire.request import Request
 
 log = logging.getLogger(__name__)
+
+PEER_PORT = 2**22  # the port of requests that come from peers; front ends have lower numbers
+
+
+class PeerSource:
+    """Implements `PageSource`: asks peers for the pages of long prompts. Owned by the engine thread."""
+
+    def __init__(self, client: PageClient, store: PageStore, form: PageForm, min_tokens: int, timeout_s: float) -> None:
+        self._client = client
+        self._store = store
+        self._page_size = form.page_size
+        self._num_groups = len(form.groups)
+        self._min_tokens = min_tokens
+        self._timeout_s = timeout_s
+
+    def begin(self, request: Request, adapter_digest: str) -> Fetch | None:
+        length = len(request.prompt)
+        if request.request_id >> PORT_SHIFT == PEER_PORT or length <= self._min_tokens:
+            return None
+        first = self._store.num_cached(request)
+        num_pages = length // self._page_size - first
+        is_short = num_pages < 1 or length - first * self._page_size <= self._min_tokens
+        if is_short or num_pages * self._num_groups > self._store.room:
+            return None
+        prompt = FetchRequest(request.prompt, request.salt, request.adapter, adapter_digest, first, request.priority)
+        return self._client.fetch(prompt, within_s(request, self._timeout_s))
+
+    def counted(self, num_unused: int) -> dict[str, int]:
+        counted = self._client.counted()
+        counted["pulls_received"] -= num_unused
+        return counted | {"pulls_unused": num_unused}
 
 
 class ComputedPrompt:
@@ -62,7 +93,7 @@ class Prefills:
     `begin` is called by threads of connections, everything else by the engine thread.
     """
 
-    def __init__(self, ports: Ports, store: Store, digest_of: DigestOf) -> None:
+    def __init__(self, ports: Ports, store: PageStore, digest_of: DigestOf) -> None:
         self._store = store
         self._digest_of = digest_of
         self._lock = threading.Lock()
