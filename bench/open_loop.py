@@ -79,6 +79,15 @@ def row(name: str, values: list[str]) -> str:
     return f"| {' | '.join([name, *values])} |".replace("\n", " ")
 
 
+def print_run(name: str, run: LoadRun, goal: Goal) -> Numbers:
+    """A row of the table, and the first error of each kind."""
+    measured = numbers(run, goal)
+    print(row(name, cells(measured)), flush=True)
+    for kind, fault in errors(run).items():
+        print(f"{kind}, {fault['count']} times: {fault['first'] or ''}", flush=True)
+    return measured
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url")
@@ -113,10 +122,7 @@ async def main() -> None:
     server.model = given.model
     print(row("rate", list(COLUMNS)), row("---", ["---:"] * len(COLUMNS)), sep="\n", flush=True)
     async for run in run_rates(server, traffic, given):
-        found = results[run.shape.name] = numbers(run, goal)
-        print(row(run.shape.name, cells(found)), flush=True)
-        for kind, fault in errors(run).items():
-            print(f"{kind}, {fault['count']} times: {fault['first'] or ''}", flush=True)
+        results[run.shape.name] = print_run(run.shape.name, run, goal)
     if given.json:
         document = {"url": given.url, "model": server.model, "options": vars(given), "results": results}
         Path(given.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -13,9 +13,9 @@ from pathlib import Path
 import aiohttp
 import ray
 from ray import serve
+from servers import free_port
 
 from quire.ray import build_app
-from tests.server.processes import free_port
 from tests.tiny_chat_model import write_tiny_chat_model
 
 

@@ -9,22 +9,18 @@ The server runs random weights of these shapes with the default model's tokenize
 import argparse
 import json
 import subprocess
-import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import NamedTuple
+
+from servers import QUIRE, ServerProcess
 
 from quire.files.model_files import locate
 from quire.files.shapes import SHAPES
 from quire.text.tokenizer import load_tokenizer
 
-START_S, STOP_S, POLL_S = 600.0, 30.0, 0.2
 FEW_STREAMS, CLIENTS, ANSWERS = 4, 4, 4  # answers of each stream
 VLLM = {1: (493, 15.9), 64: (13_156, 154.0), 256: (13_489, 420.0)}  # tokens/s, median ms to the first token
-QUIRE = [sys.executable, "-m", "quire"]
 
 
 class Load(NamedTuple):
@@ -39,17 +35,6 @@ def write_model(folder: Path) -> None:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(SHAPES["smollm2-135m"]))
     (folder / "tokenizer.json").write_text(load_tokenizer(tokenizer).to_json())
-
-
-def wait_until_ready(server: "subprocess.Popen[bytes]", url: str, log: Path) -> float:
-    begun = time.monotonic()
-    while server.poll() is None and time.monotonic() - begun < START_S:
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5):
-                return time.monotonic() - begun
-        except (urllib.error.URLError, OSError):
-            time.sleep(POLL_S)
-    raise SystemExit(f"the server does not start: {log.read_text()[-2000:]}")
 
 
 def run(url: str, streams: int, output_tokens: int, folder: Path) -> Load:
@@ -74,28 +59,19 @@ def main() -> None:
     parser.add_argument("--streams", default=",".join(map(str, VLLM)))
     parser.add_argument("--http-workers", default="6")
     parser.add_argument("--output-tokens", type=int, default=128)
-    parser.add_argument("--port", type=int, default=18_901)
     given = parser.parse_args()
-    url = f"http://127.0.0.1:{given.port}"
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         write_model(folder / "model")
-        log = folder / "server.log"
-        command = [*QUIRE, "serve", "--model", f"random:{folder / 'model'}", "--port", str(given.port)]
-        with log.open("wb") as out:
-            server = subprocess.Popen(
-                [*command, "--http-workers", given.http_workers], stdout=out, stderr=out, start_new_session=True
-            )
-        try:
-            print(f"ready after {wait_until_ready(server, url, log):.1f} s (vLLM: 112.9)", flush=True)
+        command = [*QUIRE, "serve", "--model", f"random:{folder / 'model'}", "--http-workers", given.http_workers]
+        with ServerProcess(command) as server:
+            print(f"ready after {server.wait_until_ready():.1f} s (vLLM: 112.9)", flush=True)
             print("| streams | Quire, tokens/s | vLLM | first token, ms | vLLM | errors |", "|---:" * 6 + "|", sep="\n")
             for streams in map(int, given.streams.split(",")):
-                load, (tokens, first) = run(url, streams, given.output_tokens, folder), VLLM.get(streams, ("", ""))
+                load = run(server.url, streams, given.output_tokens, folder)
+                tokens, first = VLLM.get(streams, ("", ""))
                 shown = f"{load.tokens_per_s:,.0f} | {tokens} | {load.first_token_ms:.1f} | {first} | {load.errors}"
                 print(f"| {streams} | {shown} |", flush=True)
-        finally:
-            server.terminate()
-            server.wait(STOP_S)
 
 
 if __name__ == "__main__":
