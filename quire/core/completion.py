@@ -141,7 +141,7 @@ class StepCompletion:
             if not chunk.samples and sequence.num_computed == sequence.limit:
                 finish = FinishReason.LENGTH  # nothing was to be generated
             if finish is None:
-                self._running.publish(sequence)
+                self._running.publish(sequence, is_last=chunk.samples)
         if finish is not None:
             self._requests.end(sequence)
         elif not tokens and not prompt_logprobs:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from quire.core.page_pool import PagePool
 from quire.core.plan import PageCopy, copy_to_host
-from quire.core.prefix_tree import TOKEN_BYTES, Node, digest_after, digest_of_salt, encoded, packed
+from quire.core.prefix_tree import Node, digest_after, digest_of_salt, encoded, page_keys
 from quire.core.restore import HostPage, PageKey
 
 
@@ -161,12 +161,8 @@ class HostTier:
 def prefix_digests(salt: str, tokens: Sequence[int], page_size: int, num_pages: int, known: list[bytes]) -> list[bytes]:
     """The digests of the prefixes that end with each of the first `num_pages`. `known` are the first of them, and are
     extended."""
-    first = len(known)
-    if first < num_pages:
-        digest = known[-1] if known else digest_of_salt(encoded(salt))
-        keys = packed(tokens[first * page_size : num_pages * page_size])
-        size = page_size * TOKEN_BYTES
-        for begin in range(0, len(keys), size):
-            digest = digest_after(digest, keys[begin : begin + size])
-            known.append(digest)
+    digest = known[-1] if known else digest_of_salt(encoded(salt))
+    for key in page_keys(tokens, len(known), num_pages, page_size):
+        digest = digest_after(digest, key)
+        known.append(digest)
     return known

@@ -46,19 +46,31 @@ class PagePool:
             self._holders[page] = 1
         return taken
 
-    def hold(self, pages: Iterable[int]) -> None:
+    def hold(self, pages: Iterable[int]) -> list[int]:
+        """Returns those of `pages` that had one holder and have two."""
+        holders, shared = self._holders, []
         for page in pages:
-            if not self._holders[page]:
+            count = holders[page]
+            if not count:
                 raise ValueError(f"page {page} is free and cannot be held")
-            self._holders[page] += 1
+            holders[page] = count + 1
+            if count == 1:
+                shared.append(page)
+        return shared
 
-    def release(self, pages: Iterable[int]) -> None:
+    def release(self, pages: Iterable[int]) -> list[int]:
+        """Returns those of `pages` that had two holders and have one."""
+        holders, unshared = self._holders, []
         for page in pages:
-            if not self._holders[page]:
+            count = holders[page] - 1
+            if count < 0:
                 raise ValueError(f"page {page} is free and cannot be released")
-            self._holders[page] -= 1
-            if not self._holders[page]:
+            holders[page] = count
+            if count == 1:
+                unshared.append(page)
+            elif not count:
                 self._free.append(page)
+        return unshared
 
     def check(self) -> None:
         free = set(self._free)

@@ -6,7 +6,7 @@ from itertools import islice
 from quire.core.host_tier import HostTier
 from quire.core.lazy_heap import LazyHeap
 from quire.core.page_pool import PagePool
-from quire.core.prefix_tree import TOKEN_BYTES, Match, Node, PrefixCursor, begun_after, decoded, encoded, packed
+from quire.core.prefix_tree import Match, Node, PrefixCursor, begun_after, decoded, encoded, packed, page_keys
 from quire.core.snapshots import Snapshots
 from quire.core.usable_prefix import usable_prefix
 from quire.reach import Reach, first_page
@@ -69,8 +69,8 @@ class PrefixCache:
         if node is None:
             return Match(PrefixCursor(salt, 0), path)
         max_pages = max_tokens // self._page_size
-        while len(path) < max_pages:
-            child = node.children.get(self._key_after(tokens, len(path)))
+        for key in page_keys(tokens, len(path), max_pages, self._page_size):
+            child = node.children.get(key)
             if child is None:
                 break
             path.append(child)
@@ -85,7 +85,8 @@ class PrefixCache:
             if num_pages:
                 self._snapshots.touch(node)
             return Match(PrefixCursor(node if num_pages else salt, num_pages), path)
-        next_tokens = self._key_after(tokens, num_pages)[: (max_tokens - num_pages * self._page_size) * TOKEN_BYTES]
+        start = num_pages * self._page_size
+        next_tokens = packed(tokens[start : min(start + self._page_size, max_tokens)])
         begun, num_begun = begun_after(node, next_tokens, max(1, self._page_size // 2))
         return Match(PrefixCursor(node if num_pages else salt, num_pages), path, begun, num_begun)
 
@@ -124,11 +125,7 @@ class PrefixCache:
         else:
             return PrefixCursor(salt, 0)
         self._now += 1
-        size = self._page_size
-        keys = packed(tokens[first * size : num_pages * size])  # all at once: they are many
-        for index in range(first, num_pages):
-            begin = (index - first) * size * TOKEN_BYTES
-            key = keys[begin : begin + size * TOKEN_BYTES]
+        for index, key in enumerate(page_keys(tokens, first, num_pages, self._page_size), start=first):
             child = node.children.get(key)
             if child is None:
                 child = self._enter(key, node)
@@ -142,16 +139,10 @@ class PrefixCache:
         self._touch(node, num_pages)
         return PrefixCursor(node, num_pages)
 
-    def _key_after(self, tokens: Sequence[int], num_pages: int) -> bytes:
-        """The tokens of the page after the first `num_pages`, as the tree keys them; cut short where they end."""
-        start = num_pages * self._page_size
-        return packed(tokens[start : start + self._page_size])
-
     def hold(self, pages: Iterable[int]) -> None:
-        pool, node_of = self._pool, self._node_of
-        for page in pages:
-            pool.hold((page,))
-            if pool.holders(page) == 2 and (node := node_of.get(page)) is not None:
+        node_of = self._node_of
+        for page in self._pool.hold(pages):
+            if (node := node_of.get(page)) is not None:
                 if self._is_full[node.pages.index(page)]:
                     self._pin(node)
                 else:
@@ -159,10 +150,9 @@ class PrefixCache:
 
     def release(self, pages: Iterable[int]) -> None:
         """Give up a sequence's hold; what the tree still holds stays for others to match."""
-        pool, node_of = self._pool, self._node_of
-        for page in pages:
-            pool.release((page,))
-            if pool.holders(page) == 1 and (node := node_of.get(page)) is not None:
+        node_of = self._node_of
+        for page in self._pool.release(pages):
+            if (node := node_of.get(page)) is not None:
                 group = node.pages.index(page)
                 if self._is_full[group]:
                     self._unpin(node)

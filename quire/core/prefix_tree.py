@@ -11,6 +11,7 @@ from quire.core.restore import Restore
 TOKEN_TYPE = "i"  # tokens are packed as C ints, so that a page's key is compared as a block of bytes
 TOKEN_BYTES = array(TOKEN_TYPE).itemsize
 DIGEST_BYTES = 16
+MAX_PACKED = 64  # pages at a time
 MAX_SIBLINGS = 32  # the newest pages after a prefix that are compared to find one that begins like the next tokens
 
 
@@ -108,6 +109,18 @@ def digest_after(before: bytes, key: bytes) -> bytes:
 
 def packed(tokens: Sequence[int]) -> bytes:
     return array(TOKEN_TYPE, tokens).tobytes()
+
+
+def page_keys(tokens: Sequence[int], first: int, last: int, page_size: int) -> Iterator[bytes]:
+    """The keys of the pages from `first` on, up to `last`. They are packed many at a time, but few where the caller may
+    need few."""
+    size, count = page_size * TOKEN_BYTES, 1
+    while first < last:
+        end = min(first + count, last)
+        packed_pages = packed(tokens[first * page_size : end * page_size])
+        for begin in range(0, len(packed_pages), size):
+            yield packed_pages[begin : begin + size]
+        first, count = end, min(2 * count, MAX_PACKED)
 
 
 def begun_after(node: Node, tokens: bytes, least: int) -> tuple[Node | None, int]:

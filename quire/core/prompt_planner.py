@@ -13,6 +13,7 @@ from quire.core.step_budget import StepBudget
 from quire.core.step_builder import StepBuilder, slot_start
 
 SHARE = 4  # one part in this many of a step's prompt tokens is for those behind the first, if it is long
+MAX_PARKED_TOKENS = 2**18  # of sequences that a step parks, which are compared with those of others: about 10 ms
 MAX_PASSED = 4  # long prompts that wait which shorter ones may pass in a step
 MAX_WAITING_FOR_ADAPTERS = 32  # sequences that others may pass in a step
 _turn = attrgetter("turn")
@@ -145,8 +146,10 @@ class PromptPlanner:
                 step.waits_for_adapter.append(sequence)
             return
         match = self._running.match(sequence)
-        if self._queue.must_park(sequence, match.cursor):
-            if not self._queue.park(sequence, match.cursor):
+        if (promised := self._queue.promised_to(sequence, match.cursor)) is not None:
+            if step.parked_tokens < MAX_PARKED_TOKENS and self._queue.park(sequence, match.cursor, promised):
+                step.parked_tokens += sequence.num_reusable
+            else:
                 self.blocked_by = Blocker.SHARED_PREFIX
             return
         rest = sequence.prompt_end - match.num_tokens(self._limits.page_size)

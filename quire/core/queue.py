@@ -1,6 +1,7 @@
 """The sequences that wait."""
 
 from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
 
 from quire.core.lazy_heap import LazyHeap
 from quire.core.limits import Limits
@@ -14,19 +15,45 @@ PageKey = tuple[Node | str, bytes]  # a page to be computed: the end of the pref
 PATIENCE = 64  # later prompts pass one that is longer, as long as they have at most so many times its tokens together
 
 
+class Promise:
+    """A running sequence computes a page and those after it, which others wait for."""
+
+    __slots__ = ("_packed_prompt", "sequence", "waiting")
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self.waiting: list[tuple[int, int, Sequence]] = []  # a heap: the pages that each needs, and its id
+        self._packed_prompt = b""
+
+    def num_pages_for(self, sequence: Sequence, num_pages: int, page_size: int) -> int:
+        """The pages of the promised prompt that `sequence` can use. It has the first `num_pages`, and the next too."""
+        if not self._packed_prompt:
+            self._packed_prompt = packed(self.sequence.tokens[: self.sequence.prompt_end])
+        size = page_size * TOKEN_BYTES
+        promised = memoryview(self._packed_prompt)[num_pages * size :]
+        wanted = packed(sequence.tokens[num_pages * page_size : sequence.num_reusable])
+        low, high = 1, min(len(promised), len(wanted)) // size
+        while low < high:  # the first `low` pages are the same, and those after `high` are not
+            middle = (low + high + 1) // 2
+            is_same = promised[low * size : middle * size] == wanted[low * size : middle * size]
+            low, high = (middle, high) if is_same else (low, middle - 1)
+        return num_pages + low
+
+
 class SharedPrefills:
     """One running sequence computes each promised page; others that need it next are parked until it is there.
 
-    So a crowd with one long prefix computes it once. A promise lasts until the sequence has published the page or has
-    lost its slot. Where slots have state beside pages, what is promised are the tokens up to the next snapshot that
-    stays: in place of a page, all pages up to there. Owned by the queue.
+    So a crowd with one long prefix computes it once. They need not look each time a page is there: one is parked until
+    all pages are there that its prompt shares with that of the running sequence. A promise lasts until the sequence has
+    published its prompt or has lost its slot. Where slots have state beside pages, what is promised are the tokens up
+    to the next snapshot that stays: in place of a page, all pages up to there. Owned by the queue.
     """
 
     def __init__(self, page_size: int, has_slot_state: bool = False) -> None:
         self._page_size = page_size
         self._has_slot_state = has_slot_state
         self._lengths: dict[Node | str, list[int]] = {}  # tokens of the promises after a prefix, if slots have state
-        self._waiting_for: dict[PageKey, list[Sequence]] = {}
+        self._promises: dict[PageKey, Promise] = {}
         self._parked: set[Sequence] = set()
 
     def __len__(self) -> int:
@@ -36,56 +63,19 @@ class SharedPrefills:
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self._parked
 
-    def promise(self, sequence: Sequence, cursor: PrefixCursor) -> None:
-        """`sequence` computes the page after `cursor`."""
-        start = cursor.num_pages * self._page_size
-        end = sequence.cut_after(start) if self._has_slot_state else start + self._page_size
-        if not start < end <= sequence.prompt_end:
-            return
-        key = cursor.end, packed(sequence.tokens[start:end])
-        if key not in self._waiting_for:
-            self._waiting_for[key] = []
-            sequence.promised = key
-            if self._has_slot_state:
-                self._lengths.setdefault(cursor.end, []).append(end - start)
+    def promise(self, sequence: Sequence, cursor: PrefixCursor | None) -> list[Sequence]:
+        """`sequence` has published its pages up to `cursor` and computes the next; None: it computes no more of them.
+        Returns the sequences that waited for no more than that, or wait in vain."""
+        before = None if sequence.promised is None else self._take_back(sequence.promised)
+        sequence.promised = None if cursor is None else self._key_after(sequence, cursor)
+        if cursor is None or sequence.promised is None or sequence.promised in self._promises:
+            sequence.promised = None
+            return [] if before is None else self._wake(before)
+        promise = self._give(sequence.promised, before or Promise(sequence))
+        return self._wake(promise, cursor.num_pages)
 
-    def is_promised(self, sequence: Sequence, cursor: PrefixCursor) -> bool:
-        """True if the page after `cursor`, which `sequence` could reuse, is being computed."""
-        return self._promised(sequence, cursor) is not None
-
-    def park(self, sequence: Sequence, cursor: PrefixCursor) -> None:
-        """`sequence` waits until the page after `cursor`, which is promised, is there."""
-        key = self._promised(sequence, cursor)
-        assert key is not None
-        self._waiting_for[key].append(sequence)
-        self._parked.add(sequence)
-
-    def settle(self, sequence: Sequence) -> list[Sequence]:
-        """The promise of `sequence` is kept or broken. Returns the sequences that waited for it."""
-        if sequence.promised is None:
-            return []
-        waited = [other for other in self._waiting_for.pop(sequence.promised) if other in self._parked]
-        if self._has_slot_state:
-            self._forget_length(*sequence.promised)
-        sequence.promised = None
-        self._parked.difference_update(waited)
-        return waited
-
-    def leave(self, sequence: Sequence) -> None:
-        """`sequence` waits no more."""
-        self._parked.discard(sequence)
-
-    def check(self, running: Iterable[Sequence]) -> None:
-        promised = [sequence.promised for sequence in running if sequence.promised is not None]
-        assert len(promised) == len(set(promised)), "two sequences promise one page"
-        assert set(promised) == self._waiting_for.keys(), "sequences are parked for a page that none computes"
-        waiting = [sequence for parked in self._waiting_for.values() for sequence in parked]
-        assert self._parked <= set(waiting), "a parked sequence waits for nothing"
-        if self._has_slot_state:
-            assert sum(map(len, self._lengths.values())) == len(promised), "the length of a promise is lost"
-
-    def _promised(self, sequence: Sequence, cursor: PrefixCursor) -> PageKey | None:
-        """The longest promise after `cursor` that `sequence` could reuse all of; None where there is none."""
+    def promised_to(self, sequence: Sequence, cursor: PrefixCursor) -> PageKey | None:
+        """The longest promise of what follows `cursor` that `sequence` could reuse; None where there is none."""
         start = cursor.num_pages * self._page_size
         lengths = self._lengths.get(cursor.end, ()) if self._has_slot_state else (self._page_size,)
         usable = sorted({length for length in lengths if start + length <= sequence.num_reusable}, reverse=True)
@@ -93,15 +83,62 @@ class SharedPrefills:
             tokens = packed(sequence.tokens[start : start + usable[0]])
             for length in usable:
                 key = cursor.end, tokens[: length * TOKEN_BYTES]
-                if key in self._waiting_for:
+                if key in self._promises:
                     return key
         return None
 
-    def _forget_length(self, before: Node | str, tokens: bytes) -> None:
-        lengths = self._lengths[before]
-        lengths.remove(len(tokens) // TOKEN_BYTES)
-        if not lengths:
-            del self._lengths[before]
+    def park(self, sequence: Sequence, cursor: PrefixCursor, promised: PageKey) -> None:
+        """`sequence`, found in the cache up to `cursor`, waits for what is promised."""
+        promise = self._promises[promised]
+        if self._has_slot_state:
+            num_pages = cursor.num_pages + len(promised[1]) // (self._page_size * TOKEN_BYTES)
+        else:
+            num_pages = promise.num_pages_for(sequence, cursor.num_pages, self._page_size)
+        heappush(promise.waiting, (num_pages, sequence.id, sequence))
+        self._parked.add(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """`sequence` waits no more."""
+        self._parked.discard(sequence)
+
+    def check(self, running: Iterable[Sequence]) -> None:
+        promised = {sequence.promised: sequence for sequence in running if sequence.promised is not None}
+        given = {key: promise.sequence for key, promise in self._promises.items()}
+        assert given == promised, "sequences are parked for a page that none computes"
+        waiting = {sequence for promise in self._promises.values() for _, _, sequence in promise.waiting}
+        assert self._parked <= waiting, "a parked sequence waits for nothing"
+        if self._has_slot_state:
+            assert sum(map(len, self._lengths.values())) == len(promised), "the length of a promise is lost"
+
+    def _key_after(self, sequence: Sequence, cursor: PrefixCursor) -> PageKey | None:
+        """The page after `cursor`, or the tokens up to the next snapshot, of the prompt that `sequence` computes."""
+        start = cursor.num_pages * self._page_size
+        end = sequence.cut_after(start) if self._has_slot_state else start + self._page_size
+        return (cursor.end, packed(sequence.tokens[start:end])) if start < end <= sequence.prompt_end else None
+
+    def _give(self, key: PageKey, promise: Promise) -> Promise:
+        self._promises[key] = promise
+        if self._has_slot_state:
+            self._lengths.setdefault(key[0], []).append(len(key[1]) // TOKEN_BYTES)
+        return promise
+
+    def _take_back(self, key: PageKey) -> Promise:
+        if self._has_slot_state:
+            before, tokens = key
+            self._lengths[before].remove(len(tokens) // TOKEN_BYTES)
+            if not self._lengths[before]:
+                del self._lengths[before]
+        return self._promises.pop(key)
+
+    def _wake(self, promise: Promise, num_pages: int | None = None) -> list[Sequence]:
+        """Those that wait for no more than `num_pages`, or all."""
+        waiting, woken = promise.waiting, []
+        while waiting and (num_pages is None or waiting[0][0] <= num_pages):
+            sequence = heappop(waiting)[2]
+            if sequence in self._parked:  # and has not ended
+                self._parked.discard(sequence)
+                woken.append(sequence)
+        return woken
 
 
 class Queue:
@@ -173,26 +210,23 @@ class Queue:
         self._line.discard(sequence)
         self._prefills.leave(sequence)
 
-    def must_park(self, sequence: Sequence, cursor: PrefixCursor) -> bool:
-        """True if another computes the page that `sequence`, found in the cache up to `cursor`, needs next."""
-        return self._prefills.is_promised(sequence, cursor)
+    def promised_to(self, sequence: Sequence, cursor: PrefixCursor) -> PageKey | None:
+        """The promise of another that `sequence`, found in the cache up to `cursor`, needs next."""
+        return self._prefills.promised_to(sequence, cursor)
 
-    def park(self, sequence: Sequence, cursor: PrefixCursor) -> bool:
-        """Out of the line until that page is there. False when as many are parked as may be."""
+    def park(self, sequence: Sequence, cursor: PrefixCursor, promised: PageKey) -> bool:
+        """Out of the line until what is promised is there. False when as many are parked as may be."""
         if len(self._prefills) >= self._max_parked:
             return False
         self._line.discard(sequence)
-        self._prefills.park(sequence, cursor)
+        self._prefills.park(sequence, cursor, promised)
         return True
 
-    def promise(self, sequence: Sequence, cursor: PrefixCursor) -> None:
-        """`sequence`, which runs, computes the page after `cursor`: others that need it wait."""
-        self._prefills.promise(sequence, cursor)
-
-    def settle(self, sequence: Sequence) -> None:
-        """The page that `sequence` promised is there, or will not be: those that waited for it are back in line."""
-        for waited in self._prefills.settle(sequence):
-            self.push(waited)
+    def promise(self, sequence: Sequence, cursor: PrefixCursor | None) -> None:
+        """`sequence`, which runs, has its pages up to `cursor` and computes the next: others that need them wait. None:
+        it computes no more of them. Those that need not wait any more are back in line."""
+        for woken in self._prefills.promise(sequence, cursor):
+            self.push(woken)
 
     def note_admissions(self, count: int) -> None:
         """Keep the mean time of recent admissions, from which retry times are computed."""

@@ -143,7 +143,7 @@ class Running:
         self.num_guided -= sequence.request.grammar is not None
         if self.decoding.pop(sequence.id, None) is None:
             del self.prefilling[sequence.id]
-        self._queue.settle(sequence)
+        self._queue.promise(sequence, None)
 
     def preempt(self, sequence: Sequence, keep_pages: bool = True) -> None:
         """Back to the queue, to be computed again from the tokens on the host, or from the cache if they last there."""
@@ -251,15 +251,14 @@ class Running:
         self.host.release(host_pages(restore.rows))
         self.cache.release(restore.device_pages())
 
-    def publish(self, sequence: Sequence) -> None:
-        """A prefill got further: its full pages can be shared, and sequences that waited for them are back in line."""
+    def publish(self, sequence: Sequence, is_last: bool = False) -> None:
+        """A prefill got further, to its end if it `is_last`: its full pages can be shared, and sequences that waited
+        for them are back in line."""
         self._publish(sequence)
         self._give_back(sequence)
         if self.saves is not None:
             return  # pages alone are none that others wait for
-        self._queue.settle(sequence)
-        if sequence.state is State.PREFILLING and sequence.published is not None:
-            self._queue.promise(sequence, sequence.published)
+        self._queue.promise(sequence, None if is_last else sequence.published)
 
     def save_state(self, saved: list[Saved], sequence: Sequence) -> None:
         """Its chunk in the step with these saves ends where one of its own is due."""

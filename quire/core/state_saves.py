@@ -83,7 +83,7 @@ class StateSaves:
         if snapshot is None:
             if stays:
                 sequence.cuts.remove(end)
-                self._queue.settle(sequence)  # those that wait for it wait in vain
+                self._queue.promise(sequence, None)  # those that wait for it wait in vain
             return None
         return Saved(sequence, sequence.epoch, end, snapshot, stays)
 
@@ -98,9 +98,7 @@ class StateSaves:
             else:
                 self._enter(one, node)
             if one.stays and one.epoch == sequence.epoch:
-                self._queue.settle(sequence)
-                if node is not None:
-                    self._queue.promise(sequence, PrefixCursor(node, one.end // self._page_size))
+                self._queue.promise(sequence, None if node is None else PrefixCursor(node, one.end // self._page_size))
 
     def _enter(self, saved: Saved, node: Node) -> None:
         """And drop the one before it, unless that stays."""

@@ -24,6 +24,7 @@ class StepBuilder:
         "num_forced",
         "num_prefills",
         "num_verified",
+        "parked_tokens",
         "passed",
         "restored",
         "restores_left",
@@ -50,6 +51,7 @@ class StepBuilder:
         self.waits_for_adapter: list[Sequence] = []  # those at the head that wait for an adapter slot
         self.loads: list[AdapterLoad] = []
         self.num_admitted = 0
+        self.parked_tokens = 0  # of sequences that wait for pages of others from now on
         self.num_verified = self.num_forced = self.num_prefills = 0  # chunks of these kinds
         self.restored: list[Restoring] = []
         self.saved: list[Saved] = []

@@ -91,7 +91,7 @@ HOST_TIER_MUTANTS = (
         "node.known_digest = digest",
     ),
     Mutant(
-        "digests are of other pages", HOST, "first * page_size : num_pages * page_size", "first : num_pages * page_size"
+        "digests are of other pages", HOST, "page_keys(tokens, len(known), num_pages", "page_keys(tokens, 0, num_pages"
     ),
     Mutant(
         "the last token is restored too",

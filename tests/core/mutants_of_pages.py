@@ -5,6 +5,7 @@ from tests.core.mutant import (
     COMPLETION,
     LIMITS,
     POOL,
+    PROMPTS,
     QUEUE,
     REACH,
     REQUESTS,
@@ -24,15 +25,15 @@ PAGE_MUTANTS = (
     Mutant(
         "double release goes unnoticed",
         POOL,
-        "if not self._holders[page]:",
-        "if self._holders[page] < -1:",
+        "if count < 0:",
+        "if count < -1:",
         within="def release",
     ),
     Mutant(
         "a page is free while it is held",
         POOL,
-        "            if not self._holders[page]:\n                self._free.append(page)",
-        "            if True:\n                self._free.append(page)",
+        "            elif not count:\n",
+        "            else:\n",
     ),
     Mutant("missing hold on matched pages", RUNNING, "cache.hold(matched)", "pass"),
     Mutant("matched pages stay held when a start fails", RUNNING, "cache.release(matched)", "pass"),
@@ -208,7 +209,10 @@ PAGE_MUTANTS = (
         "max_tokens) if 0 else None",
     ),
     Mutant(
-        "all tokens of a prompt are copied", CACHE, "[: (max_tokens - num_pages * self._page_size) * TOKEN_BYTES]", ""
+        "all tokens of a prompt are copied",
+        CACHE,
+        "start : min(start + self._page_size, max_tokens)",
+        "start : start + self._page_size",
     ),
     # The prefix cache
     Mutant(
@@ -286,11 +290,29 @@ PAGE_MUTANTS = (
         "if pages is None:",
     ),
     # Sharing a prefix that is being computed
-    Mutant("parked sequences are forgotten", QUEUE, "            self.push(waited)", "            pass"),
+    Mutant("parked sequences are forgotten", QUEUE, "            self.push(woken)", "            pass"),
     Mutant("an aborted one stays parked", QUEUE, "self._prefills.leave(sequence)", "pass"),
     Mutant("any number is parked", QUEUE, "if len(self._prefills) >= self._max_parked:", "if False:"),
-    Mutant("nobody waits for a shared prefix", QUEUE, "if key not in self._waiting_for:", "if False:"),
-    Mutant("those that waited stay marked", QUEUE, "self._parked.difference_update(waited)", "pass"),
+    Mutant("nobody waits for a shared prefix", QUEUE, "if key in self._promises:", "if False:"),
+    Mutant("those that waited stay marked", QUEUE, "self._parked.discard(sequence)\n                woken", "woken"),
+    Mutant(
+        "an aborted one that waited is back", QUEUE, "if sequence in self._parked:  # and has not ended", "if True:"
+    ),
+    Mutant("all wake with each page", QUEUE, "num_pages is None or waiting[0][0] <= num_pages", "True"),
+    Mutant("those that need fewer pages wait on", QUEUE, "low, high = 1, min(", "low, high = 10**6, min("),
+    Mutant(
+        "pages behind what is shared count",
+        QUEUE,
+        "if is_same else (low, middle - 1)",
+        "if True else (low, middle - 1)",
+    ),
+    Mutant(
+        "those that wait look before the prompt's last pages are there",
+        RUNNING,
+        "None if is_last else sequence.published",
+        "sequence.published if sequence.state is State.PREFILLING else None",
+    ),
+    Mutant("any number of tokens is compared", PROMPTS, "step.parked_tokens < MAX_PARKED_TOKENS and", ""),
     # Publication
     Mutant(
         "published before completion",
@@ -307,9 +329,8 @@ PAGE_MUTANTS = (
     Mutant(
         "a prompt is never published while it runs",
         COMPLETION,
-        "self._running.publish(sequence)",
+        "self._running.publish(sequence, is_last=chunk.samples)",
         "pass",
-        within="if finish is None:",
     ),
     Mutant("what ended is not published", RUNNING, "        if keep_pages:", "        if False:"),
     Mutant("the last token is not computed", SEQUENCE, "return self.prompt_end - 1", "return self.prompt_end"),

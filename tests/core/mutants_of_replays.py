@@ -63,8 +63,8 @@ REPLAY_MUTANTS = (
     Mutant(
         "a page of an answer is promised",
         QUEUE,
-        "if not start < end <= sequence.prompt_end:",
-        "if not start < end <= len(sequence.tokens):",
+        "if start < end <= sequence.prompt_end else None",
+        "if start < end <= len(sequence.tokens) else None",
         explanation="those that wait for it go on when the prompt before it is computed",
     ),
     Mutant(

@@ -156,7 +156,7 @@ SNAPSHOT_MUTANTS = (
     Mutant(
         "equal prompts do not wait for a snapshot",
         QUEUE,
-        "self._lengths.setdefault(cursor.end, []).append(end - start)",
+        "self._lengths.setdefault(key[0], []).append(len(key[1]) // TOKEN_BYTES)",
         "pass",
     ),
     Mutant(
@@ -175,17 +175,22 @@ SNAPSHOT_MUTANTS = (
         "            return  # pages alone are none that others wait for\n",
         "            pass\n",
     ),
-    Mutant("those that wait for no snapshot wait on", SAVES, "self._queue.settle(sequence)  # those", "pass  # those"),
+    Mutant(
+        "those that wait for no snapshot wait on",
+        SAVES,
+        "self._queue.promise(sequence, None)  # those",
+        "pass  # those",
+    ),
     Mutant(
         "those that wait for a snapshot wait on",
         SAVES,
-        "                self._queue.settle(sequence)\n                if node",
-        "                if node",
+        "if one.stays and one.epoch == sequence.epoch:",
+        "if False:",
     ),
     Mutant(
         "the next snapshot is not promised",
         SAVES,
-        "                if node is not None:\n                    self._queue",
-        "                if False:\n                    self._queue",
+        "None if node is None else PrefixCursor(node, one.end // self._page_size)",
+        "None",
     ),
 )

@@ -4,9 +4,12 @@ import pytest
 
 from quire.core.blocker import Blocker
 from quire.core.plan import Kind
+from quire.core.prompt_planner import MAX_PARKED_TOKENS
 from quire.core.requests import LONG_SALT
+from quire.core.scheduler import Scheduler
 from quire.request import FinishReason
 from tests.core.harness import Harness, limits, request
+from tests.core.operations import operations
 from tests.fake_executor import expected_prompt_logprobs, expected_tokens
 
 
@@ -221,6 +224,57 @@ def test_a_long_line_for_one_prefix_is_not_looked_through_in_one_step():
     harness.run()
     prefill = sum(c.length for plan in harness.executor.plans for c in plan.chunks if c.kind is Kind.PREFILL)
     assert prefill == 13 + 39 * 1
+
+
+def test_those_that_wait_for_one_prefix_cost_nothing_until_it_is_there():
+    costs = []
+    for num_waiting in (2, 30):
+        chosen = limits(max_batch_size=32, max_step_tokens=40, max_batch_prefill_tokens=8, num_pages=64)
+        harness = Harness(chosen)
+        for request_id in range(1 + num_waiting):
+            harness.add(request(request_id, prompt=(*range(40), request_id), max_tokens=2))
+        harness.step()  # they are parked
+        plans = []
+        for _ in range(3):  # the fifth chunk has the last of the pages that they wait for
+            costs.append(operations(lambda plans=plans, harness=harness: plans.append(harness.scheduler.plan())))
+            result = harness.executor.submit(plans[-1]).result()
+            costs.append(operations(lambda harness=harness, result=result: harness.scheduler.complete(result)))
+        assert harness.scheduler.num_waiting == num_waiting
+        harness.run()
+    assert costs[:6] == costs[6:]
+
+
+def test_those_that_share_less_of_a_prompt_start_sooner():
+    harness = Harness(limits(max_batch_prefill_tokens=8, num_pages=64, max_step_tokens=40))
+    prompt = tuple(range(40))
+    for request_id, shared in ((1, 40), (2, 32), (3, 8), (4, 20)):
+        harness.add(request(request_id, prompt=(*prompt[:shared], 40 + request_id), max_tokens=1))
+    harness.run()
+    first = {chunk.request_id: chunk.start for plan in reversed(harness.executor.plans) for chunk in plan.chunks}
+    started = [len(start.prompt) for plan in harness.executor.plans for start in plan.started]
+    assert first == {1: 0, 2: 32, 3: 8, 4: 20}
+    assert started == [41, 9, 21, 33]
+
+
+def test_the_end_of_a_prompt_that_is_under_way_is_not_computed_twice():
+    harness = Harness(limits(max_batch_prefill_tokens=8), lookahead=1)
+    for request_id in (1, 2):
+        harness.add(request(request_id, prompt=(*range(20), request_id), max_tokens=2))
+    harness.run()
+    prefill = sum(c.length for plan in harness.executor.plans for c in plan.chunks if c.kind is Kind.PREFILL)
+    assert prefill == 21 + 1
+
+
+def test_a_step_compares_a_bounded_number_of_tokens_of_those_that_wait_for_a_prefix():
+    length = MAX_PARKED_TOKENS // 2 + 2
+    chosen = limits(page_size=1024, num_pages=1024, max_sequence_tokens=length + 1)
+    scheduler = Scheduler(chosen, lambda: 0.0)
+    for request_id in range(4):
+        scheduler.add(request(request_id, prompt=tuple(range(length)), max_tokens=1))
+    scheduler.plan()
+    assert scheduler.blocked_by is Blocker.SHARED_PREFIX
+    scheduler.plan()
+    assert scheduler.blocked_by is not Blocker.SHARED_PREFIX
 
 
 def test_any_text_can_be_a_salt():
