@@ -7,8 +7,6 @@ The processes of a run share the programs of tiny models (`tests.shared_programs
 import os
 import random
 import secrets
-import shutil
-import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +18,7 @@ from tests.compiling import flags
 from tests.kept_programs import KeptPrograms
 from tests.patience import WAIT_S
 from tests.process_log import unshown
-from tests.shared_programs import FOLDER
+from tests.shared_programs import FOLDER, forget_oldest, kept_folder
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -92,8 +90,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if "gpu" not in config.getoption("-m"):
         os.environ["XLA_FLAGS"] = flags(os.environ.get("XLA_FLAGS", ""))  # JAX reads it when it is first used
     if FOLDER not in os.environ:
-        os.environ[FOLDER] = folder = tempfile.mkdtemp(prefix="quire-programs-")
-        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        folder = kept_folder()
+        os.environ[FOLDER] = str(folder)
+        config.add_cleanup(lambda: forget_oldest(folder))
 
 
 def pytest_collection_finish() -> None:

@@ -1,20 +1,53 @@
-"""Compiled programs that the processes of one run of the tests share, in a folder that is deleted after it.
+"""Compiled programs that the processes of a run of the tests share, and the next run too: compiling is most of what
+tests of models and executors do.
 
-JAX keeps them: it finds a program again by all that it follows from. Not for programs that go into Quire's own store:
-XLA does not write those whole that it has read.
+JAX keeps them, and finds a program again by all that it follows from, JAX's version and flags among that. The folder is
+that of QUIRE_TEST_PROGRAMS, or one in the user's cache; it may be deleted at any time. Not for programs that go into
+Quire's own store: XLA does not write those whole that it has read.
 """
 
+import contextlib
+import hashlib
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from quire.ops.native.processor import instruction_set
 from tests.compiling import flags
 
 FOLDER = "TESTS_OF_QUIRE_PROGRAMS"  # a variable that names the folder, set by conftest.py
+MOST_BYTES = 1 << 30
+
+
+def kept_folder() -> Path:
+    """Code for one processor does not run on each other."""
+    named = os.environ.get("QUIRE_TEST_PROGRAMS")
+    root = Path(named) if named else Path.home() / ".cache/quire-tests"
+    folder = root / hashlib.sha256(instruction_set().encode()).hexdigest()[:16]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:  # a home that cannot be written
+        return Path(tempfile.mkdtemp(prefix="quire-programs-"))
+    return folder
+
+
+def forget_oldest(folder: Path, most_bytes: int = MOST_BYTES) -> None:
+    """Other runs may use the folder meanwhile: they compile what they do not find."""
+    kept = []
+    for entry in os.scandir(folder):
+        with contextlib.suppress(FileNotFoundError):
+            kept.append((entry.stat().st_mtime, entry.stat().st_size, entry.path))
+    num_bytes = sum(size for _, size, _ in kept)
+    for _, size, path in sorted(kept):
+        if num_bytes <= most_bytes:
+            return
+        Path(path).unlink(missing_ok=True)
+        num_bytes -= size
 
 
 def environment(num_devices: int) -> dict[str, str]:

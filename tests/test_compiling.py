@@ -1,11 +1,15 @@
 """Options of XLA for tests."""
 
+import os
+from pathlib import Path
+
 import jax
 import numpy as np
 
 from quire.executor.programs import compiler
 from tests.compiling import AS_SERVED, QUICKLY, as_served, flags
 from tests.kept_programs import MOST, KeptPrograms
+from tests.shared_programs import forget_oldest
 
 
 def test_flags_that_are_given_stay_and_count() -> None:
@@ -45,3 +49,12 @@ def test_what_jax_keeps_of_many_programs_is_let_go_and_of_few_is_not() -> None:
     add_one(np.ones(3))
     assert len(traced) == 2
     assert kept.count < MOST
+
+
+def test_the_programs_of_the_oldest_runs_are_forgotten(tmp_path: Path) -> None:
+    for age in range(4):
+        path = tmp_path / f"{age}"
+        path.write_bytes(b"x" * 100)
+        os.utime(path, (1000 - age, 1000 - age))
+    forget_oldest(tmp_path, most_bytes=250)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
