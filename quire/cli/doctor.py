@@ -37,7 +37,7 @@ def doctor(
 
     refuse(Case(settings_of(config, folder, group, peers)))
     reserve_device_memory(config.host_cache_gib, config.memory_fraction)  # before anything looks for devices
-    machine = _machine() | _group(group) | _peers(peers)
+    machine = _machine() | _group(group) | role_of(peers)
     if not json:
         _print("This machine", machine)
     from quire.engine.building.deployment import cache_capacity
@@ -45,8 +45,7 @@ def doctor(
     from quire.engine.building.plan import plan_deployment, traits_of
     from quire.files.progress import progress_bar, silent
 
-    if peers.role is not None or folder.cache_folder is not None:
-        config = with_host_cache(config)
+    config = with_host_cache(config, peers, folder)
     deployment = plan_deployment(_as_in_group(config, group), silent if json else progress_bar, is_served=True)
     facts, limits, resolved = deployment.facts, deployment.limits, deployment.resolved
     page_bytes = deployment.page_bytes
@@ -177,7 +176,7 @@ def _group(group: GroupSettings) -> dict[str, Any]:
     }
 
 
-def _peers(peers: PeerSettings) -> dict[str, Any]:
+def role_of(peers: PeerSettings) -> dict[str, Any]:
     """The role of this server. Nothing is sent to its peers."""
     if peers.role is None:
         return {}

@@ -1,5 +1,6 @@
 """Settings of the host's memory behind the prefix cache."""
 
+import logging
 import math
 from dataclasses import replace
 from typing import NamedTuple
@@ -8,6 +9,10 @@ from quire.errors import InvalidSetting
 from quire.settings.config import Config
 from quire.settings.machine import memory_bytes
 from quire.settings.memory import as_size
+from quire.settings.page_folder import FolderSettings
+from quire.settings.peers import PeerSettings
+
+log = logging.getLogger(__name__)
 
 # Bytes that a step may copy from the host; fewer while sequences decode, if that would slow them.
 RESTORED_BYTES = {"cpu": 16 * 2**20}
@@ -26,13 +31,15 @@ class HostCache(NamedTuple):
     max_restores: int
 
 
-def with_host_cache(config: Config) -> Config:
-    """The settings of an engine whose pages come from elsewhere too: they come into host memory, so there must be
-    some."""
-    if config.host_cache_gib:
+def with_host_cache(config: Config, peers: PeerSettings, folder: FolderSettings) -> Config:
+    """The settings of an engine. Pages that come from elsewhere come into host memory, so there must be some."""
+    sources = {"role": peers.role, "cache_folder": folder.cache_folder}
+    given = [name for name, value in sources.items() if value is not None]
+    if config.host_cache_gib or not given:
         return config
-    memory_gib = memory_bytes() / 2**30
-    return replace(config, host_cache_gib=round(min(HOST_CACHE_GIB, memory_gib / 8), 2))
+    gib = round(min(HOST_CACHE_GIB, memory_bytes() / 2**30 / 8), 2)
+    log.info("host_cache_gib = %g (pages come there: %s)", gib, ", ".join(given))
+    return replace(config, host_cache_gib=gib)
 
 
 def num_spare_pages(num_pages: int, page_bytes: int) -> int:

@@ -30,6 +30,7 @@ class Facts:
     reserved_fraction: float = MAX_RESERVED  # of a GPU's memory, that JAX has taken: memory_bytes
     outside_bytes: int = 0  # of a GPU, that are not JAX's
     host_bytes: int = 0  # of the host's memory, the share of one engine
+    pins_memory: bool = False  # whether pages of the host are in memory that the device reads by itself
     is_native: bool = False  # whether all products and norms are those of the native library
 
 

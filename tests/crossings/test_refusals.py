@@ -75,8 +75,7 @@ class Settings:
 
     def plan(self) -> None:
         """As `quire.server.processes.model_engine` does."""
-        config = with_host_cache(self.config) if "cache_folder" in self._given else self.config
-        plan_deployment(config)
+        plan_deployment(with_host_cache(self.config, PeerSettings(), self._of(FolderSettings)))
 
     def plan_for_gpu(self) -> None:
         """As `plan_deployment` does, on a machine that has one."""

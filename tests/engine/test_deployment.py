@@ -9,7 +9,7 @@ import pytest
 
 from quire.core.limits import Limits
 from quire.engine.building.deployment import Deployment, cache_capacity
-from quire.engine.building.page_count import with_snapshots
+from quire.engine.building.page_count import with_pages, with_snapshots
 from quire.engine.building.plan import plan_deployment
 from quire.errors import InvalidSetting
 from quire.ops.native import library
@@ -194,10 +194,11 @@ def test_host_memory_is_cut_into_pages_and_the_text_says_how_many_tokens_it_hold
 
 @pytest.mark.parametrize(("gib", "pins", "ahead"), [(0.001, True, True), (0.001, False, False), (0.0, True, False)])
 def test_pages_come_beside_the_computation_where_their_memory_is_pinned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gib: float, pins: bool, ahead: bool
+    tmp_path: Path, gib: float, pins: bool, ahead: bool
 ) -> None:
-    monkeypatch.setattr("quire.engine.building.page_count.can_pin", lambda: pins)
-    assert planned(tmp_path, "llama", host_cache_gib=gib).limits.restores_ahead is ahead
+    deployment = planned(tmp_path, "llama", host_cache_gib=gib)
+    deployment = replace(deployment, facts=replace(deployment.facts, pins_memory=pins))
+    assert with_pages(deployment, 0).limits.restores_ahead is ahead
 
 
 @pytest.mark.parametrize(

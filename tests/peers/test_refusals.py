@@ -2,13 +2,14 @@
 
 import pytest
 
-from quire.cli.doctor import _peers
+from quire.cli.doctor import role_of
 from quire.errors import InvalidSetting
 from quire.server.processes.serve import serve
 from quire.server.settings import ServerSettings
 from quire.settings.config import Config
 from quire.settings.group import GroupSettings
 from quire.settings.host_cache import HOST_CACHE_GIB, with_host_cache
+from quire.settings.page_folder import FolderSettings
 from quire.settings.peers import PeerSettings
 from tests.peers.test_settings import DECODE, PREFILL
 
@@ -31,14 +32,16 @@ def test_a_role_is_refused_beside(config, settings, group, peers, words):
 
 
 def test_pages_from_elsewhere_turn_the_host_cache_on():
-    assert 0 < with_host_cache(Config()).host_cache_gib <= HOST_CACHE_GIB
-    assert with_host_cache(Config(host_cache_gib=0.5)).host_cache_gib == 0.5
+    pages = PeerSettings(**PREFILL), FolderSettings()
+    assert 0 < with_host_cache(Config(), *pages).host_cache_gib <= HOST_CACHE_GIB
+    assert with_host_cache(Config(host_cache_gib=0.5), *pages).host_cache_gib == 0.5
+    assert with_host_cache(Config(), PeerSettings(), FolderSettings()) == Config()
 
 
 def test_the_doctor_says_what_a_role_does():
     both = PeerSettings(**(PREFILL | DECODE | {"role": "both"}))
-    assert _peers(both)["role"] == (
+    assert role_of(both)["role"] == (
         "both: computes prompts for servers that connect to 0.0.0.0:7100; lets 10.0.0.1:7100, 10.0.0.2:7100, ::1:7100 "
         "compute prompts with more than 256 tokens that are not cached, for at most 10 s each"
     )
-    assert _peers(PeerSettings()) == {}
+    assert role_of(PeerSettings()) == {}

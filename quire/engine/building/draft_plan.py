@@ -33,10 +33,10 @@ class DraftPlan:
             self.model.layers, page_size, max_total_tokens, page_dtype, max_groups=1, page_dtype=page_dtype
         )
 
-    def load(self, seed: int, **how: Any) -> ParamTree:
+    def load(self, seed: int, **arguments: Any) -> ParamTree:
         if self.source is None:
-            return random_weights(self.model, seed=seed, **how)
-        return load_weights(self.model, self.source, **how)
+            return random_weights(self.model, seed=seed, **arguments)
+        return load_weights(self.model, self.source, **arguments)
 
 
 def find_draft(config: Config, files: ModelFiles, model: Decoder, progress: Progress) -> DraftPlan | None:

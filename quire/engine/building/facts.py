@@ -7,6 +7,7 @@ from jax.sharding import Mesh
 
 from quire.engine.building.deployment import Checkpoint
 from quire.engine.building.draft_plan import DraftPlan
+from quire.executor.host.pinned_pages import can_pin
 from quire.executor.memory import device_memory_bytes, outside_bytes, reserved_fraction, weight_sizes
 from quire.files.cache_folder import cache_folder
 from quire.files.tensor_source import TensorSource
@@ -63,5 +64,6 @@ def facts_of(
         fast_int8=fast_int8,
         quantization=quantization,
         cache_dtype=None if stored is None else stored.cache_dtype,
+        pins_memory=config.host_cache_gib > 0 and can_pin(),
         is_native=is_native,
     )

@@ -29,8 +29,8 @@ def placement_of(deployment: Deployment) -> Placement | None:
     return None if mesh is None else lambda param: sharding(param.shape, param.axes, mesh)
 
 
-def _how(deployment: Deployment, progress: Progress) -> dict[str, Any]:
-    """Arguments with which weights of either kind are loaded."""
+def _loading(deployment: Deployment, progress: Progress) -> dict[str, Any]:
+    """The arguments with which the weights of the model and of its draft are loaded."""
     resolved = deployment.resolved
     placement = placement_of(deployment)
     return {"dtype": resolved.dtype, "quantize": resolved.quantize, "placement": placement, "progress": progress}
@@ -38,7 +38,7 @@ def _how(deployment: Deployment, progress: Progress) -> dict[str, Any]:
 
 def load_draft(deployment: Deployment, progress: Progress) -> Draft | None:
     draft, seed = deployment.draft, deployment.config.random_seed
-    return None if draft is None else Draft(draft.model, draft.load(seed, **_how(deployment, progress)))
+    return None if draft is None else Draft(draft.model, draft.load(seed, **_loading(deployment, progress)))
 
 
 def describe_experts(deployment: Deployment) -> dict[str, str]:
@@ -75,17 +75,17 @@ def make_room_for_adapters(weights: ParamTree, deployment: Deployment) -> None:
 
 
 def _load_model(deployment: Deployment, progress: Progress) -> ParamTree:
-    how = _how(deployment, progress)
+    arguments = _loading(deployment, progress)
     for name, words in describe_experts(deployment).items():
         log.info("%s: %s", name, words)
     if deployment.source is None:
-        return random_weights(deployment.model, seed=deployment.config.random_seed, **how)
+        return random_weights(deployment.model, seed=deployment.config.random_seed, **arguments)
     model, source = deployment.model, deployment.source
     if deployment.resolved.quantize != "int8" or deployment.mesh is not None or not deployment.facts.fast_int8:
-        return load_weights(model, source, **how)
+        return load_weights(model, source, **arguments)
     quantization = str(source.quantization) if isinstance(source, QuantizedSource) else ""
     config = json.dumps(deployment.files.config, sort_keys=True, default=str)  # it says how tensors are joined
     code = sources_digest("files")  # with what reads them
     identity = (code, instruction_set(), deployment.resolved.dtype, quantization, config)
     store = WeightStore(cache_folder(deployment.config.cache_dir) / WEIGHTS_FOLDER, source.files, identity)
-    return store.load(model, lambda: load_weights(model, source, **how))
+    return store.load(model, lambda: load_weights(model, source, **arguments))

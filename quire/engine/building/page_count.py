@@ -6,7 +6,6 @@ from dataclasses import replace
 from quire.core.limits import Limits
 from quire.engine.building.compiling import planned_weights, program_store
 from quire.engine.building.deployment import Deployment
-from quire.executor.host.pinned_pages import can_pin
 from quire.executor.memory import largest_step_bytes
 from quire.executor.programs.compiler import Compiler
 from quire.executor.programs.ladder import StepShape
@@ -73,7 +72,7 @@ def _with_host_pages(limits: Limits, deployment: Deployment) -> Limits:
         host_pages=num_pages,
         max_page_saves=saves,
         max_page_restores=restores,
-        restores_ahead=num_pages > 0 and can_pin(),
+        restores_ahead=num_pages > 0 and facts.pins_memory,
         host_page_bytes=page_bytes,
     )
 

@@ -64,6 +64,7 @@ class ModelEngine:
         phase.begin("loading JAX")
         from quire.engine.building.build import build_engine
         from quire.engine.building.plan import plan_deployment
+        from quire.settings.host_cache import with_host_cache
 
         leader, meet = None, None
         if self.group is not None:
@@ -72,7 +73,7 @@ class ModelEngine:
 
             leader = Leader(self.group, lambda reason: describe(Waiting(reason)))
             meet = lead(leader, self.group)
-        config = self._config()
+        config = with_host_cache(self.config, self.peers, self.folder)
         deployment = plan_deployment(
             config, progress, files=files, is_served=True, meet=meet, num_engines=self.devices.num_engines
         )
@@ -110,16 +111,3 @@ class ModelEngine:
                     report(1000, 1000)  # enough to begin; the rest is compiled behind the first requests
                     programs.begin_serving()
                     break
-
-    def _config(self) -> Config:
-        """With host memory where pages come from elsewhere."""
-        sources = {"role": self.peers.role, "cache_folder": self.folder.cache_folder}
-        given = [name for name, value in sources.items() if value is not None]
-        if not given:
-            return self.config
-        from quire.settings.host_cache import with_host_cache
-
-        config = with_host_cache(self.config)
-        if config.host_cache_gib != self.config.host_cache_gib:
-            log.info("host_cache_gib = %g (pages come there: %s)", config.host_cache_gib, ", ".join(given))
-        return config
