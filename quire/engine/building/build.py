@@ -1,4 +1,4 @@
-"""Builds the engine of a deployment: weights, programs, scheduler, and the thread's loop around them."""
+"""Builds the engine of a deployment: its weights, programs, executor and scheduler."""
 
 import logging
 import time
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Built:
+    """An engine with its executor, and the deployment with the numbers that were measured."""
+
     deployment: Deployment
     engine: Engine
     executor: JaxExecutor
@@ -69,7 +71,7 @@ def build_engine(
     others: Others | None = None,
 ) -> Built:
     """Load the weights and build the engine. `Built.warm_up` compiles the programs. `others`: those of its group."""
-    with ExitStack() as undo:  # what has begun ends if anything fails
+    with ExitStack() as undo:  # ends processes and threads if anything fails
         processes = prepare_processes(deployment, first_store(deployment)) if others is None else None
         if processes is not None:
             undo.callback(processes.close)
@@ -86,7 +88,7 @@ def _build_engine(
     processes: CompileProcesses | None,
     undo: ExitStack,
 ) -> Built:
-    def begin() -> tuple[Deployment, Programs | None]:
+    def measure() -> tuple[Deployment, Programs | None]:
         measured = with_measured_step(deployment)
         if others is not None:
             others.deploy(shared_settings(measured.config, measured.choices), str(measured.shapes))
@@ -94,30 +96,25 @@ def _build_engine(
             return measured, begin_programs(measured, processes, undo)
         return measured, None
 
-    with ThreadPoolExecutor(1) as pool:  # one waits for a compiler, the other for files
-        beginning = pool.submit(begin)
+    with ThreadPoolExecutor(1) as pool:  # its thread waits for a compiler, this one for files
+        measuring = pool.submit(measure)
         weights, draft = load_model(deployment, progress), load_draft(deployment, progress)
-        deployment, begun = beginning.result()
+        deployment, programs = measuring.result()
     log.debug("weights are loaded")
-    if (allowed := container_limits()) is not None:
-        log.info("this container has %s", allowed)
-    for choice in deployment.choices:
-        if choice.is_automatic:
-            log.info("%s", choice)
-    log.info("%s", "; ".join(f"{name}: {value}" for name, value in cache_capacity(deployment).items()))
-    if deployment.facts.platform == "cpu":
-        log.info("native library: %s", library.description())
-    if (gpu := this_gpu()) is not None:
-        log.log(logging.INFO if gpu.remedy() is None else logging.WARNING, "GPU kernels: %s", gpu)
+    _log_facts(deployment)
     threads, store = deployment.resolved.compile_threads, program_store(deployment)
     store.forget_unused()
-    if processes is not None and begun is None:
+    if processes is not None and programs is None:
         processes.begin(compile_task(deployment, weights, draft, store))
     executor = JaxExecutor(
         deployment.model, weights, deployment.shapes, threads, deployment.mesh, store, others, draft,
         loads_ahead=deployment.is_served, num_host_pages=deployment.limits.host_pages,
-        processes=processes, programs=begun,
+        processes=processes, programs=programs,
     )  # fmt: skip
+    return Built(deployment, _engine(deployment, executor, clock, others), executor)
+
+
+def _engine(deployment: Deployment, executor: JaxExecutor, clock: Callable[[], float], others: Others | None) -> Engine:
     model = deployment.model
     scheduler = Scheduler(deployment.limits, clock, model.prefix_key, model.switch_length)
     scheduler.budget.fixed_tokens = deployment.resolved.fixed_tokens
@@ -138,7 +135,20 @@ def _build_engine(
     engine.adapters.root = deployment.config.adapter_folder
     for name, folder in deployment.adapters.folders.items():
         engine.adapters.load(name, str(folder))
-    return Built(deployment, engine, executor)
+    return engine
+
+
+def _log_facts(deployment: Deployment) -> None:
+    if (allowed := container_limits()) is not None:
+        log.info("this container has %s", allowed)
+    for choice in deployment.choices:
+        if choice.is_automatic:
+            log.info("%s", choice)
+    log.info("%s", "; ".join(f"{name}: {value}" for name, value in cache_capacity(deployment).items()))
+    if deployment.facts.platform == "cpu":
+        log.info("native library: %s", library.description())
+    if (gpu := this_gpu()) is not None:
+        log.log(logging.INFO if gpu.remedy() is None else logging.WARNING, "GPU kernels: %s", gpu)
 
 
 def build_follower(deployment: Deployment, progress: Progress = silent) -> Follower:
