@@ -1,4 +1,4 @@
-"""Settings of adapters: their names, where they are, and how many of which rank there is room for."""
+"""Settings of adapters: their names and places, and the room for them: a number, and the highest rank."""
 
 import re
 from collections.abc import Sequence

@@ -94,17 +94,17 @@ def endpoint_of(setting: str, given: str) -> tuple[str, int]:
 
 def read_secret(setting: str, file: Path | None, variable: str, value: str | None) -> bytes:
     """A shared secret: that in the file, else that of the variable."""
-    source, found = variable, (value or "").encode()
+    source, secret = variable, (value or "").encode()
     if file is not None:
         source = str(file)
         try:
-            found = read_regular(file)
+            secret = read_regular(file)
         except OSError as error:
             raise InvalidSetting(f"{setting}: {source} cannot be read: {error.strerror}") from error
-    found = found.strip()
-    if not MIN_SECRET_BYTES <= len(found) <= MAX_SECRET_BYTES:
+    secret = secret.strip()
+    if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
         raise InvalidSetting(
-            f"the shared secret ({source}) has {len(found)} bytes; it must have between {MIN_SECRET_BYTES} and "
+            f"the shared secret ({source}) has {len(secret)} bytes; it must have between {MIN_SECRET_BYTES} and "
             f"{MAX_SECRET_BYTES}"
         )
-    return found
+    return secret

@@ -49,9 +49,9 @@ def container_limits() -> str | None:
     """The limits below the machine's own, in words; None if there are none."""
     memory, processors = memory_bytes(), num_processors()
     physical, visible = physical_memory_bytes(), num_visible_processors()
-    found = [f"{memory / 2**30:.1f} of {physical / 2**30:.1f} GiB of memory"] if memory < physical else []
-    found += [f"{processors} of {visible} processors"] if processors < visible else []
-    return " and ".join(found) or None
+    limits = [f"{memory / 2**30:.1f} of {physical / 2**30:.1f} GiB of memory"] if memory < physical else []
+    limits += [f"{processors} of {visible} processors"] if processors < visible else []
+    return " and ".join(limits) or None
 
 
 def _control_groups(controller: str, system: Path) -> Iterator[Path]:
@@ -65,7 +65,7 @@ def _control_groups(controller: str, system: Path) -> Iterator[Path]:
             folder = mount / os.path.relpath(group, root)
             if ".." in group or not Path(group).is_relative_to(root) or not folder.is_dir():
                 folder = mount  # the group has another name outside of the container
-            yield from (one for one in (folder, *folder.parents) if one.is_relative_to(mount))
+            yield from (level for level in (folder, *folder.parents) if level.is_relative_to(mount))
 
 
 def _mounts(controller: str, system: Path) -> Iterator[tuple[bool, str, Path]]:

@@ -84,7 +84,7 @@ class PeerSettings:
     def endpoints(self) -> tuple[tuple[str, int], ...]:
         """Host and port of each prefill server."""
         given = [part.strip() for parts in self.peers for part in parts.split(",")]
-        return tuple(dict.fromkeys(endpoint_of("peers", one) for one in given))
+        return tuple(dict.fromkeys(endpoint_of("peers", address) for address in given))
 
     @property
     def listens_at(self) -> tuple[str, int] | None:

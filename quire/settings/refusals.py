@@ -68,7 +68,7 @@ class Conflict(NamedTuple):
 
 def settings_of(*asked: Any) -> dict[str, Any]:
     """The values of dataclasses of settings, by name."""
-    return {one.name: getattr(kind, one.name) for kind in asked for one in fields(kind)}
+    return {each.name: getattr(kind, each.name) for kind in asked for each in fields(kind)}
 
 
 def refuse(case: Case) -> None:

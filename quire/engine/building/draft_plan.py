@@ -1,4 +1,4 @@
-"""Decides whether and how a draft model fits in addition to the served model."""
+"""Finds the draft model, and checks that it fits the served model."""
 
 from dataclasses import dataclass
 from typing import Any

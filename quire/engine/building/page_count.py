@@ -79,7 +79,7 @@ def _with_host_pages(limits: Limits, deployment: Deployment) -> Limits:
 
 def estimated_step_bytes(deployment: Deployment) -> int:
     """An upper estimate of the largest step. The model and its draft run one after the other."""
-    models = [one.model for one in (deployment, deployment.draft) if one is not None]
+    models = [each.model for each in (deployment, deployment.draft) if each is not None]
     largest = max(largest_step_bytes(model, deployment.shapes) for model in models)
     return largest + deployment.facts.widened_weight_bytes
 

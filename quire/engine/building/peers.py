@@ -50,7 +50,7 @@ def peer_facts(deployment: Deployment) -> dict[str, str]:
     if deployment.draft is not None:
         facts["draft_model"] = fingerprint(deployment.draft.files)
     layout = deployment.layout
-    shapes = [[(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(one)] for one in layout.structure(1)]
+    shapes = [[(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(arrays)] for arrays in layout.structure(1)]
     described = f"{shapes} {layout.groups} {layout.places}"
     facts["pages"] = f"{layout.page_size} tokens, {hashlib.sha256(described.encode()).hexdigest()[:16]}"
     return facts

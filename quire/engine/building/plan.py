@@ -1,4 +1,4 @@
-"""Decides whether and how a model runs, from its files and the settings, before any weight is read."""
+"""Plans a deployment: from the files of a model and the settings, before any weight is read."""
 
 from collections.abc import Callable
 from dataclasses import replace
