@@ -62,7 +62,7 @@ class Planner:
             step.sort(num_decodes)
         step.restores_left = self._budget.restores(bool(step.chunks))
         if self._running.prefilling:
-            prompts.go_on(step)
+            prompts.continue_prefills(step)
         if self._counters.preemptions != preemptions:
             num_decodes = step.without_preempted()
             step.saved = self._running.drop_saves(step.saved)

@@ -31,7 +31,7 @@ class PromptPlanner:
         self._running = running
         self._counters = counters
 
-    def go_on(self, step: StepBuilder) -> None:
+    def continue_prefills(self, step: StepBuilder) -> None:
         """Continue the prefills already begun, in their turn. One that is in the step is not preempted for an older."""
         youngest: Sequence | None = None  # in the step
         for sequence in sorted(self._running.prefilling.values(), key=_turn):

@@ -101,8 +101,8 @@ class LoadedAdapters:
             self._slots.release(number)
             self.drop_unused()
 
-    def begun_with(self, name: str) -> tuple[str, str]:
-        """The digest and the folder of the adapter that a request has which begins now."""
+    def current(self, name: str) -> tuple[str, str]:
+        """The digest and the folder of the adapter that `name` stands for now."""
         return self._slots.digest_of(self._slots.find(name)), self.folders[name]
 
     def _read_former(self, digest: str, folder: str, name: str) -> "Future[ReadAdapter]":

@@ -85,8 +85,8 @@ class Driver:
         self._adapter_commands = AdapterCommands(engine.adapters, self.post)
         self._stages = (
             Stage(engine.adapters.prepare),
-            Stage(lambda one: engine.prepare(one.request), is_once=True),
-            Stage(lambda one: engine.page_sources.prepare(one.request)),
+            Stage(lambda submit: engine.prepare(submit.request), is_once=True),
+            Stage(lambda submit: engine.page_sources.prepare(submit.request)),
         )
         engine.observe(self._times)
         engine.observe(self._traces)
@@ -210,7 +210,7 @@ class Driver:
             self._abandon_if_broken()
             with self._wake:
                 if self._must_wait():
-                    waits_s = [one for one in (upkeep_in_s, self._due_in_s()) if one is not None]
+                    waits_s = [wait_s for wait_s in (upkeep_in_s, self._due_in_s()) if wait_s is not None]
                     self._wake.wait(min(waits_s, default=None))
 
     def _abandon_if_broken(self) -> None:
@@ -324,8 +324,7 @@ class Driver:
         self._accepted.add(request.request_id)
         self._engine.adapters.release(request.request_id)
         if request.adapter is not None and not request.adapter_digest:
-            begun_with = self._engine.adapters.begun_with(request.adapter)
-            self._deliver(port, [BegunWith(request.request_id, *begun_with)])
+            self._deliver(port, [BegunWith(request.request_id, *self._engine.adapters.current(request.adapter))])
         now, call = self._clock(), self._engine.observers.call
         call(self._times, self._times.add, request.request_id, sent_s, now, request.timings)
         if request.traced:

@@ -70,7 +70,7 @@ class Engine:
         self.step_limits = StepLimits(scheduler, max_burst_s, max_step_s)
         self.observe(self.step_limits)
         self._samples_left: dict[int, int] = {}  # by live request, the probe included
-        self._check_begun_s: float | None = None  # of the device, or of a reset
+        self._check_since_s: float | None = None  # of the device, or of a reset
         self._masks = GrammarMasks(grammars or NoGrammars(), clock)
         self._grammar_failures: list[Failure] = []  # not returned yet
         self._isolation = FaultIsolation(scheduler)
@@ -134,8 +134,8 @@ class Engine:
     @property
     def checking_s(self) -> float | None:
         """Time that a check or a reset of the device has taken; None if there is none. Any thread may read it."""
-        begun_s = self._check_begun_s
-        return None if begun_s is None else self.clock() - begun_s
+        since_s = self._check_since_s
+        return None if since_s is None else self.clock() - since_s
 
     def add(self, request: Request, so_far: SoFar | None = None, waited_s: float = 0.0) -> None:
         """Queue a request, or raise why it is refused.
@@ -266,13 +266,12 @@ class Engine:
         """End the requests that may run, of which none is planned. Nothing that they could wait for is left: their
         adapters, grammars and pages from elsewhere were there before they came, and no step is under way."""
         focus = self._isolation.focus
-        stuck = [one for one in self._samples_left if focus is None or one in focus]
+        stuck = [request_id for request_id in self._samples_left if focus is None or request_id in focus]
         if not stuck:
             return []
         error = RequestFailed(f"no step is planned for this request, and none is under way: {self.scheduler.shortage}")
-        lines = self.scheduler.describe(stuck)
-        found = "; ".join(lines[:MAX_AUDIT_LINES])
-        log.error("no step is planned for %d requests, which are ended: %s", len(stuck), found)
+        state = "; ".join(self.scheduler.describe(stuck)[:MAX_AUDIT_LINES])
+        log.error("no step is planned for %d requests, which are ended: %s", len(stuck), state)
         self._last_fault = error
         if PROBE.request_id in stuck:
             return self._give_up("no step can be planned", error)
@@ -286,8 +285,8 @@ class Engine:
         lines = self.scheduler.repair(thorough)
         if lines:
             self.num_repairs += 1
-            found = "; ".join(lines[:MAX_AUDIT_LINES])
-            log.error("%d faults in the counts of pages; they are reset, with an empty cache: %s", len(lines), found)
+            faults = "; ".join(lines[:MAX_AUDIT_LINES])
+            log.error("%d faults in the counts of pages; they are reset, with an empty cache: %s", len(lines), faults)
 
     def check_device(self, work: Callable[[], None] | None = None) -> None:
         """While idle: check that the device computes, by `work` if given. If it does not, reset it, or give up."""
@@ -309,11 +308,11 @@ class Engine:
 
     @contextmanager
     def _checking_device(self) -> Iterator[None]:
-        self._check_begun_s = self.clock()
+        self._check_since_s = self.clock()
         try:
             yield
         finally:
-            self._check_begun_s = None
+            self._check_since_s = None
 
     def start_over(self) -> None:
         """Drop every request and all that the device holds, whatever state an interrupt has left them in."""
@@ -340,7 +339,7 @@ class Engine:
         if record.running:
             self.num_faults += 1
             self._last_fault = RequestFailed("the engine process ended while it ran this request")
-            self._isolation.fault({one: {} for one in record.running if one != PROBE.request_id})
+            self._isolation.fault({request_id: {} for request_id in record.running if request_id != PROBE.request_id})
         return self._isolation.suspects()
 
     def resume_search(self) -> list[Failure]:

@@ -49,11 +49,13 @@ class FaultIsolation:
         self._doubtful = search.doubtful  # the request that failed by itself once, while the probe worked
         self._num_probe_faults = search.num_probe_faults
         self._num_unexplained = search.num_unexplained
-        self._targets: dict[int, Targets] = {one: {} for one in self.suspects()}  # a suspect without any is clear
+        self._targets: dict[int, Targets] = {
+            suspect: {} for suspect in self.suspects()
+        }  # a suspect without any is clear
 
     def suspects(self) -> list[int]:
         accused = [] if self._accused is None else [self._accused]
-        return [one for group in self._groups for one in group] + accused
+        return [suspect for group in self._groups for suspect in group] + accused
 
     @property
     def is_probing(self) -> bool:
@@ -83,7 +85,7 @@ class FaultIsolation:
 
     def _suspect(self, targets: dict[int, Targets]) -> None:
         was_searching = bool(self._groups)
-        groups = ([one for one in group if one not in targets] for group in self._groups)
+        groups = ([suspect for suspect in group if suspect not in targets] for group in self._groups)
         self._groups = [group for group in groups if group]
         self._targets |= targets
         suspects = list(targets)
@@ -144,7 +146,7 @@ class FaultIsolation:
 
     def advance(self) -> None:
         """Move on to the first group that is not clear, and let it run by itself."""
-        while self._groups and not any(self._targets[one] for one in self._groups[-1]):
+        while self._groups and not any(self._targets[suspect] for suspect in self._groups[-1]):
             self._groups.pop()
         if self._doubtful not in self.suspects():
             self._doubtful = None

@@ -121,7 +121,7 @@ class GrammarMasks:
                 sample: Guided(matcher, len(request.prompt), so_far[sample] or ())
                 for sample, matcher in matchers.items()
             }
-            self._advancing |= {(request.request_id, sample): one for sample, one in guided.items()}
+            self._advancing |= {(request.request_id, sample): sequence for sample, sequence in guided.items()}
 
     def advance(self, updates: Iterable[Update]) -> None:
         """Follow the tokens of a step."""
@@ -135,17 +135,17 @@ class GrammarMasks:
                 del guided[update.sample]
                 self._advancing.pop((update.request_id, update.sample), None)
             elif update.tokens:
-                one = guided[update.sample]
-                one.append(update.tokens)
-                if one.expected is None:
-                    self._advancing[update.request_id, update.sample] = one
+                sequence = guided[update.sample]
+                sequence.append(update.tokens)
+                if sequence.expected is None:
+                    self._advancing[update.request_id, update.sample] = sequence
 
     def forced(self) -> Iterator[tuple[int, int, list[int]]]:
         """Requests, samples and the tokens that must come next, as far as known and not reported before."""
-        for (request_id, sample), one in list(self._advancing.items()):
-            if one.ahead.done():
+        for (request_id, sample), guided in list(self._advancing.items()):
+            if guided.ahead.done():
                 del self._advancing[request_id, sample]
-                if tokens := one.forced():
+                if tokens := guided.forced():
                     yield request_id, sample, tokens
 
     def forget(self, request_id: int) -> None:

@@ -27,7 +27,7 @@ class Meter(Observer):
         self.batch_sizes = [0] * (len(BATCH_SIZES) + 1)
         self.batch_size_sum = 0
         self.tokens = dict.fromkeys(KINDS, 0)
-        self.num_begun = dict.fromkeys(KINDS, 0)  # each of them is under way, has a duration, or failed
+        self.num_launched = dict.fromkeys(KINDS, 0)  # each of them is under way, has a duration, or failed
         self.num_failed = dict.fromkeys(KINDS, 0)
         self._longest_s = 0.0  # of a step that worked
         self._most_tokens = 0  # in a step that worked
@@ -45,7 +45,7 @@ class Meter(Observer):
             self.batch_size_sum += len(plan.started)
             if plan.num_prefills < len(plan.chunks):
                 self._note("join", step.launched_s - step.planned_s)
-        self.num_begun[step.kind] += 1
+        self.num_launched[step.kind] += 1
 
     def step_ended(self, step: Step) -> None:
         if step.error is not None:
@@ -124,7 +124,7 @@ def read_stats(engine: Engine, meter: Meter, waited_s: float = 0.0) -> Stats:
             "unfinished_programs": engine.executor.num_unfinished,
             "padding_tokens": engine.executor.num_padding_tokens,
             **{f"{kind}_tokens": meter.tokens[kind] for kind in KINDS},
-            **{f"{kind}_begun": meter.num_begun[kind] for kind in KINDS},
+            **{f"{kind}_begun": meter.num_launched[kind] for kind in KINDS},
             **{f"{kind}_failed": meter.num_failed[kind] for kind in KINDS},
             **engine.page_sources.counters(),
         },

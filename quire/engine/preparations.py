@@ -43,8 +43,8 @@ class Preparations:
 
     def waited_s(self, submit: Submit) -> float | None:
         """Time since the arrival of `submit`; None if it does not wait any more. Another request may have its id."""
-        found, since_s = self._waiting.get(submit.request.request_id, (None, 0.0))
-        return self._clock() - since_s if found is submit else None
+        waiting, since_s = self._waiting.get(submit.request.request_id, (None, 0.0))
+        return self._clock() - since_s if waiting is submit else None
 
     def forget(self, request_id: int) -> None:
         if self._waiting.pop(request_id, None) is not None:

@@ -32,8 +32,7 @@ class StepTraces(Observer):
             return
         request_ids: list[int] = []
         if step.ended_s >= self._next_s or step.error is not None:
-            found = dict.fromkeys(chunk.request_id for chunk in step.plan.chunks)
-            request_ids = [one for one in found if one in self._traced]
+            request_ids = list(dict.fromkeys(c.request_id for c in step.plan.chunks if c.request_id in self._traced))
         if request_ids:
             self._next_s = step.ended_s + MIN_INTERVAL_S
         self._last = step, request_ids

@@ -44,7 +44,7 @@ ENGINE_MUTANTS = (
     ),
     Mutant("the journal misses new requests", ISOLATION, "self._write_journal()", "pass", within="def step_launched"),
     Mutant("ended requests stay in the engine", ENGINE, "self._samples_left.pop(request_id, None)", "pass"),
-    Mutant("a step takes the time of the one before", PIPELINE, "max(step.launched_s, self.last_end_s)", "0.0"),
+    Mutant("a step takes the time of the one before", PIPELINE, "_s - max(step.launched_s, self.last_end_s)", "_s"),
     Mutant("prompts starve beside slow decodes", STEP_LIMITS, "max(least, int(tokens))", "int(tokens)"),
     Mutant("prompts beside decodes are never cut", STEP_LIMITS, "within(max_step_s, load), 2", "within(9e9, load), 2"),
     Mutant("prompts are cut without a prediction", STEP_LIMITS, "within(max_step_s, load), 2", "within(0.0, load), 2"),

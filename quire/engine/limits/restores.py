@@ -11,13 +11,13 @@ FIRST_GROWTH, LATER_GROWTH = 2.0, 1.125  # of the limit in a step, before copies
 FIRST_PAGES = 16  # of a step that computes meanwhile, before any copy has been measured
 GROWTH = 1 / 64  # of the pages of a step that had them in time, once one has had to wait; they double before
 BLOCK = 16  # pages that travel together: a step copies whole blocks, if it copies so many
-# A step that copied a smaller share of the pages allowed says little of their pace: some may be late for reasons of
-# their own. No step lowers the pace by more.
+# A step that copied a smaller share of the pages allowed says little of the time of a page: a few may be late for other
+# reasons. No step lowers the number of pages by more.
 LEAST_SHARE = 0.5
 ROUNDING = 1e-9  # so that a half of 192 is 96
 MAX_WAIT = 0.02  # of a step's time, for which its result may wait for copies
-# The host takes time to begin copies, for each page, so steps with many may be slower without a wait: they have too
-# many. Not with a few: what a step takes besides, since it copies at all, is no less if it copies fewer.
+# Starting a copy takes the host time, so a step with many may be slow although it waited for none: the number falls
+# then, but not below this. A step that copies has a fixed cost too, and fewer pages in each would make more such steps.
 FEW_PAGES = 48
 
 

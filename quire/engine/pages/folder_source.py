@@ -182,40 +182,40 @@ class FolderSource:
 
     def _bundle(self, read: FolderRead, names: Sequence[bytes], pages: PageRange, first: int) -> PageBundle | None:
         """As many of the pages as can be read; None where none can, or they are not wanted any more."""
-        found: dict[tuple[int, int], memoryview] = {}
+        read_rows: dict[tuple[int, int], memoryview] = {}
         failed: set[tuple[int, int]] = set()
         begun_s = time.monotonic()
 
         def can_be_had(place: int, group: int) -> bool:
             row = place, group
-            return row in found or (row not in failed and self._folder.has((names[place], group)))
+            return row in read_rows or (row not in failed and self._folder.has((names[place], group)))
 
         while pages.end > first:
-            missing = [row for row in pages.rows() if row not in found]
+            missing = [row for row in pages.rows() if row not in read_rows]
             if not missing:
-                self.read_times.measure(len(found), time.monotonic() - begun_s)
-                return PageBundle(pages, self._together(found, pages))
+                self.read_times.measure(len(read_rows), time.monotonic() - begun_s)
+                return PageBundle(pages, self._together(read_rows, pages))
             rows = missing[:ROWS_AT_ONCE]
             read_all = self._files.map(lambda row: self._folder.read((names[row[0]], row[1])), rows)
             for row, data in zip(rows, read_all, strict=True):
                 if data is None:
                     failed.add(row)
                 else:
-                    found[row] = data
+                    read_rows[row] = data
             if read.is_late:
-                self.read_times.measure(max(1, len(found)), time.monotonic() - begun_s)
+                self.read_times.measure(max(1, len(read_rows)), time.monotonic() - begun_s)
             if read.is_late or read.is_cancelled:
                 return None
             if failed:
                 pages = longest_range(self._form, first, pages.end, can_be_had)
         return None
 
-    def _together(self, found: dict[tuple[int, int], memoryview], pages: PageRange) -> memoryview:
-        """The contents of the pages in their order. Takes them out of `found`, so that they are in memory once."""
+    def _together(self, read_rows: dict[tuple[int, int], memoryview], pages: PageRange) -> memoryview:
+        """The contents of the pages in their order. Takes them out of `read_rows`, so that they are in memory once."""
         size = self._form.page_bytes
         data = memoryview(bytearray(pages.num_pages * size))
         for place, row in enumerate(pages.rows()):
-            data[place * size : (place + 1) * size] = found.pop(row)
+            data[place * size : (place + 1) * size] = read_rows.pop(row)
         return data
 
     def _add_bytes(self, num_bytes: int) -> None:
