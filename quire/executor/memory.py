@@ -48,7 +48,8 @@ def device_memory_bytes(device: jax.Device) -> int:
 
 def reserved_fraction() -> float:
     """The share of a GPU's memory that JAX takes."""
-    return next((float(given) for given in map(os.environ.get, FRACTION_VARIABLES) if given), JAX_FRACTION)
+    stated = filter(None, map(os.environ.get, FRACTION_VARIABLES))
+    return float(next(stated, JAX_FRACTION))
 
 
 def outside_bytes(device: jax.Device, is_shared: bool = False) -> int:

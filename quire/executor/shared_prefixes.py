@@ -93,7 +93,7 @@ class PageTables:
         groups = sorted(divided, key=lambda group: -group.saved)[:MAX_GROUPS]
         if sum(group.saved for group in groups) * self._page_size < MIN_SAVED:
             return None
-        return self._tiles(slots, [(rows[one.first : one.end], one.length * self._page_size) for one in groups])
+        return self._tiles(slots, [(rows[group.first : group.end], group.length * self._page_size) for group in groups])
 
     @staticmethod
     def _tiles(slots: Ints, groups: Sequence[tuple[Any, int]]) -> SharedTiles:

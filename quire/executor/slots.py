@@ -9,13 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.core.plan import SlotStart
-from quire.executor.launch import Ints
+from quire.executor.launch import Ints, PagesByGroup
 from quire.executor.shapes import Shapes
 from quire.request import MAX_ADJUSTED_TOKENS, MIN_SHARE, SamplingParams
 
 NO_TOKEN = 2**31 - 1  # beyond any vocabulary
-
-PagesByGroup = tuple[tuple[int, ...], ...]
 
 TEMPERATURE, TOP_P, MIN_P, TYPICAL_P, REPETITION, FREQUENCY, PRESENCE = range(7)  # columns of `float_params`
 NUM_PROMPT, TOP_K, SEED_HIGH, SEED_LOW, SAMPLE, ADAPTER, MIN_LENGTH = range(7)  # columns of `int_params`

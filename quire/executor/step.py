@@ -234,8 +234,20 @@ def sample_next(
     # Those that sample are the first. Where checksums are wanted, all rows are.
     num_rows = jnp.int32(size) if has_checksums else jnp.sum(samples > 0)
     logits = model.logits(for_rows(head, num_rows), hidden[:size])
-    asked, before, how = packed[count * size :], guesses[0] if guesses else None, (has_checksums, num_rows)
-    return next_tokens(way, slots, logits, slot, position, samples > 0, asked, masks, kernels, before, *how)
+    return next_tokens(
+        way,
+        slots,
+        logits,
+        slot,
+        position,
+        samples > 0,
+        features=packed[count * size :],
+        masks=masks,
+        kernels=kernels,
+        guesses=guesses[0] if guesses else None,
+        has_checksums=has_checksums,
+        num_rows=num_rows,
+    )
 
 
 def next_tokens(
@@ -245,19 +257,29 @@ def next_tokens(
     slot: jax.Array,
     position: jax.Array,
     samples: jax.Array,
-    asked: jax.Array | None = None,
+    features: jax.Array | None = None,
     masks: jax.Array | None = None,
     kernels: SamplingKernels = NO_SAMPLING_KERNELS,
     guesses: jax.Array | None = None,
     has_checksums: bool = False,
     num_rows: jax.Array | None = None,
 ) -> tuple[Slots, Sampled]:
-    if asked is not None and way == "any":
-        features = Features(*(flag > 0 for flag in asked))
+    if features is not None and way == "any":
+        wanted = Features(*(flag > 0 for flag in features))
     else:
-        features = Features(way == "filtered", penalties=False, adjustments=False, masks=False, logprobs=False)
-    how = way == "any", kernels, has_checksums, num_rows
-    sampled = sample(logits, slots, slot, position, masks, features, *how)
+        wanted = Features(way == "filtered", penalties=False, adjustments=False, masks=False, logprobs=False)
+    sampled = sample(
+        logits,
+        slots,
+        slot,
+        position,
+        masks,
+        wanted,
+        branches=way == "any",
+        kernels=kernels,
+        has_checksums=has_checksums,
+        num_rows=num_rows,
+    )
     if guesses is not None:
         sampled, samples = with_accepted(sampled, samples, slots, slot, position, guesses)
     padding = slots.history.shape[0] - 1  # tokens that do not count are written there
@@ -289,10 +311,10 @@ def _score(
 ) -> Sampled:
     """The log-probability of each token's successor, a few positions at a time to bound the memory of the logits."""
     following = slots.history[token_slots, jnp.minimum(positions + 1, slots.history.shape[1] - 1)]
-    yes = jnp.asarray(True)
+    always = jnp.asarray(True)
 
     def score(part: tuple[jax.Array, jax.Array]) -> Sampled:
-        return describe(compiled.model.logits(weights, part[0]), part[1], yes)
+        return describe(compiled.model.logits(weights, part[0]), part[1], always)
 
     count = hidden.shape[0]
     # A library may add in another order where a product has other rows.

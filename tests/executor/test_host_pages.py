@@ -64,9 +64,7 @@ def test_second_turns_restore_the_pages_that_were_evicted(
     _, second, without = two_turns(rig, lookahead=lookahead)
     engine, _, run = two_turns(rig, lookahead=lookahead, host_pages=HOST_PAGES, max_page_restores=5)
     assert check(rig, second, run) <= 1
-    host = engine.scheduler._running.host
-    assert host is not None
-    assert host.num_restored > NUM_TALKS
+    assert engine.scheduler.stats().restored_pages > NUM_TALKS
     for asked in second:  # all but the last token of the first turn, and what is new
         known = len(asked.prompt) - 6
         assert run.answers[asked.request_id, 0].cached_tokens >= known // rig.shapes.page_size * rig.shapes.page_size
@@ -91,9 +89,7 @@ def test_pages_on_the_host_survive_a_step_that_fails(llama: Rig, where: Any) -> 
     assert len(failed) == 2
     assert engine.num_faults >= 1  # the second of two steps under way is discarded
     assert check(llama, second, run) <= 1
-    host = engine.scheduler._running.host
-    assert host is not None
-    assert host.num_restored > NUM_TALKS
+    assert engine.scheduler.stats().restored_pages > NUM_TALKS
 
 
 def test_a_page_is_the_same_after_it_was_on_the_host(any_llama: Rig) -> None:

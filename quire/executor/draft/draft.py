@@ -61,7 +61,7 @@ def guess_by_draft(compiled: Compiled, size: int, weights: Weights, state: State
         logprobs=False,
     )
 
-    def one(state: State, offset: jax.Array) -> tuple[State, None]:
+    def guess(state: State, offset: jax.Array) -> tuple[State, None]:
         positions = jnp.where(first < 0, -1, first + offset)
         tiles = Tiles.single(slot, positions)
         state, hidden = draft_hidden(compiled, weights, state, slot, positions, tiles, kernels.decode_norms)
@@ -71,7 +71,7 @@ def guess_by_draft(compiled: Compiled, size: int, weights: Weights, state: State
         history = state.slots.history.at[slot, at + 1].set(jnp.maximum(drawn.tokens, 0))
         return state._replace(slots=state.slots._replace(history=history)), None
 
-    after: State = jax.lax.scan(one, state, jnp.arange(shapes.guesses, dtype=jnp.int32))[0]
+    after: State = jax.lax.scan(guess, state, jnp.arange(shapes.guesses, dtype=jnp.int32))[0]
     return after
 
 

@@ -16,11 +16,12 @@ from quire.executor.slots import NO_TOKEN, Slots
 LONGEST_MATCH = 3  # last tokens that an earlier place is searched for
 
 
-def positions_of(given: jax.Array, slot: jax.Array, slots: Slots) -> jax.Array:
+def positions_of(positions: jax.Array, slot: jax.Array, slots: Slots) -> jax.Array:
     """Positions [n] in the slots [n]; those FROM_THE_LAST count from the last token."""
     if slots.lengths is None:
-        return given
-    return jnp.where(given >= FROM_THE_LAST, given - FROM_THE_LAST + slots.lengths[slot] - 1, given)
+        return positions
+    from_last = positions - FROM_THE_LAST + slots.lengths[slot] - 1
+    return jnp.where(positions >= FROM_THE_LAST, from_last, positions)
 
 
 def with_accepted(

@@ -7,6 +7,7 @@ in which the bytes of a page are together.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from quire.core.plan import Place, Tier
 from quire.executor.programs.order import HOST_COPY_SIZES
 from quire.ops.page_moves import PageMoves
 from quire.ops.sharding import put
@@ -97,18 +99,28 @@ def as_bytes(parts: Sequence[tuple[int, Sequence[jax.Array]]]) -> memoryview:
     """The bytes of pages, one after the other: those of each stack in order. `parts` are numbers of pages, and stacks
     with at least so many rows."""
     rows = [
-        np.concatenate([np.asarray(one)[:count].reshape(count, -1).view(np.uint8) for one in stacks], axis=1)
+        np.concatenate([np.asarray(array)[:count].reshape(count, -1).view(np.uint8) for array in stacks], axis=1)
         for count, stacks in parts
     ]
     return memoryview(np.concatenate(rows).reshape(-1).data) if rows else memoryview(b"")
 
 
-class Fetched(NamedTuple):
+@dataclass(eq=False, slots=True)
+class Fetched:
     """Pages on their way from the host, or on the device and not in their places."""
 
     targets: HostArray  # 0: nowhere
-    contents: list[Any]  # as the program that puts them into place takes them
+    # As the program that puts them into place takes them. Empty once it has: their memory must not last as long as the
+    # step that fetched them.
+    contents: list[Any]
     block: object = None  # of the host that they are, if it has blocks
+
+    @property
+    def places(self) -> set[Place]:
+        return {Place(Tier.DEVICE, page) for page in self.targets.tolist() if page}
+
+    def result(self) -> None:
+        jax.block_until_ready(self.contents)  # type: ignore[no-untyped-call]
 
 
 class Arrival:
@@ -180,7 +192,7 @@ class HostPages:
             padding = [0] * (size - len(run))
             read = zip(self.read(run + padding), self.stacks, strict=True)
             places = np.array([*targets[begin : begin + len(run)], *padding], np.int32)
-            calls.append(Fetched(places, [put(one, stack.sharding) for one, stack in read]))
+            calls.append(Fetched(places, [put(array, stack.sharding) for array, stack in read]))
         return calls
 
     def calls(self, fetched: list[Fetched], num_coming: int = 0) -> list[Fetched]:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
-import jax
 import numpy as np
 
 from quire.core.plan import PageCopy, Place, StepPlan, Tier
@@ -13,21 +12,6 @@ from quire.executor.pending import Copied
 from quire.executor.programs.order import MAX_UNPLACED_BYTES
 from quire.executor.programs.programs import Programs
 from quire.executor.programs.table import COPY_SIZES
-
-
-class OnTheWay:
-    """Pages on their way from the host to the device. Empty once a program puts them into place, which waits for them:
-    their memory must not last as long as the step that fetched them."""
-
-    def __init__(self, fetched: list[Fetched]) -> None:
-        self.fetched = fetched
-
-    @property
-    def num_rows(self) -> int:
-        return sum(len(one.targets) for one in self.fetched)
-
-    def result(self) -> None:
-        jax.block_until_ready([one.contents for one in self.fetched])  # type: ignore[no-untyped-call]
 
 
 class PageCopies:
@@ -40,7 +24,7 @@ class PageCopies:
     def __init__(self, programs: Programs, host: HostPages | PinnedPages | None) -> None:
         self._programs = programs
         self._host = host
-        self._unplaced: list[OnTheWay] = []
+        self._unplaced: list[Fetched] = []  # pages from the host, in the order in which they come
         self._awaited: set[Place] = set()  # where they go
 
     @property
@@ -74,13 +58,12 @@ class PageCopies:
             num_fitting = self._num_fitting(restores)
         first = restores[: max(1, num_fitting)]
         # First: these depend on nothing that the device has still to do.
-        coming = self._fetch(first) if first else None
+        coming = self._fetch(first)
         pages, others = self._run(pages, in_order)
+        self._await(coming, first)
+        copied += [*others, *coming]
+        pages, others = self._bring(pages, restores[len(first) :])
         copied += others
-        if coming is not None:
-            self._await(coming, first)
-            pages, others = self._bring(pages, restores[len(first) :])
-            copied += [coming, *others]
         read = {Place(Tier.DEVICE, page) for chunk in plan.chunks for table in chunk.new_pages for page in table}
         if not plan.chunks or not read.isdisjoint(self._awaited):
             pages, arrivals = self.settle(pages, read if plan.chunks else None, coming)
@@ -88,19 +71,22 @@ class PageCopies:
         return pages, copied
 
     def settle(
-        self, pages: Any, read: Set[Place] | None = None, last: OnTheWay | None = None
+        self, pages: Any, read: Set[Place] | None = None, coming: Sequence[Fetched] = ()
     ) -> tuple[Any, list[Copied]]:
         """The page arrays with what came from the host in its places: all of it, or what has pages that are `read`,
-        which does not wait for the rest. `last`: the part of it whose copies have just begun."""
+        which does not wait for the rest. `coming`: the part of it whose copies have just begun."""
         arrivals: list[Copied] = []
         if self._unplaced:
             assert self._host is not None
-            begun = set(map(id, last.fetched)) if last is not None else set()
-            taken = self._take_fetched(read)
-            for call in self._host.calls(taken, sum(id(one) in begun for one in taken)):
+            taken = self._unplaced
+            if read is not None:
+                taken = [fetched for fetched in taken if not read.isdisjoint(fetched.places)]
+            num_coming = len(set(coming).intersection(taken))
+            for call in self._host.calls(taken, num_coming):
                 program = self._programs.get((self._host.kinds[1], len(call.targets)))
                 pages, number = program(pages, call.targets, call.contents)
                 arrivals.append(Arrival(number))
+            self._release(taken)
         return pages, arrivals
 
     def read(self, pages: Any, sources: Sequence[int]) -> Callable[[], memoryview]:
@@ -122,31 +108,16 @@ class PageCopies:
         return [] if self._host is None else self._host.take_lost()
 
     def forget(self) -> None:
-        """The pages are in their places, or the page arrays are gone."""
-        for one in self._unplaced:
-            one.fetched.clear()
-        self._unplaced.clear()
-        self._awaited.clear()
+        """The page arrays are gone."""
+        self._release(self._unplaced)
 
-    @property
-    def _fetched(self) -> list[Fetched]:
-        """All that is not in its place."""
-        return [fetched for one in self._unplaced for fetched in one.fetched]
-
-    def _take_fetched(self, read: Set[Place] | None) -> list[Fetched]:
-        """The part that is put into place now: all, or what has pages that are read."""
-        taken = self._fetched
-        if read is None:
-            self.forget()
-            return taken
-        taken = [one for one in taken if not read.isdisjoint(_places(one))]
-        for one in taken:
-            self._awaited -= _places(one)
-        names = set(map(id, taken))
-        for coming in self._unplaced:
-            coming.fetched[:] = [one for one in coming.fetched if id(one) not in names]
-        self._unplaced = [coming for coming in self._unplaced if coming.fetched]
-        return taken
+    def _release(self, done: Sequence[Fetched]) -> None:
+        """These are in their places, or are not wanted any more."""
+        gone = set(done)
+        self._unplaced = [fetched for fetched in self._unplaced if fetched not in gone]
+        for fetched in gone:
+            self._awaited -= fetched.places
+            fetched.contents = []
 
     def _run(self, pages: Any, copies: Iterable[PageCopy]) -> tuple[Any, list[Copied]]:
         copied: list[Copied] = []
@@ -172,7 +143,9 @@ class PageCopies:
                 for arrival in arrivals:  # until then their memory is taken
                     arrival.result()
             part = copies[: max(1, self._num_fitting(copies))]
-            copied.append(self._await(self._fetch(part), part))
+            coming = self._fetch(part)
+            self._await(coming, part)
+            copied += coming
             copies = copies[len(part) :]
         return pages, copied
 
@@ -181,19 +154,20 @@ class PageCopies:
         if not copies:
             return 0
         assert self._host is not None, "there are no pages of the host"
-        room = MAX_UNPLACED_BYTES // self._host.page_bytes - sum(one.num_rows for one in self._unplaced)
-        return self._host.num_within([copy.source.page for copy in copies], room, self._fetched)
+        room = MAX_UNPLACED_BYTES // self._host.page_bytes - sum(len(fetched.targets) for fetched in self._unplaced)
+        return self._host.num_within([copy.source.page for copy in copies], room, self._unplaced)
 
-    def _fetch(self, copies: Sequence[PageCopy]) -> OnTheWay:
+    def _fetch(self, copies: Sequence[PageCopy]) -> list[Fetched]:
         """Begin to copy pages from the host. What is launched next does not wait for them."""
+        if not copies:
+            return []
         assert self._host is not None, "there are no pages of the host"
         sources, targets = ([place.page for place in places] for places in zip(*copies, strict=True))
-        return OnTheWay(self._host.fetch(sources, targets, self._fetched))
+        return self._host.fetch(sources, targets, self._unplaced)
 
-    def _await(self, coming: OnTheWay, copies: Sequence[PageCopy]) -> OnTheWay:
-        self._unplaced.append(coming)
+    def _await(self, coming: Sequence[Fetched], copies: Sequence[PageCopy]) -> None:
+        self._unplaced += coming
         self._awaited |= {copy.target for copy in copies}
-        return coming
 
     def _save(self, pages: Any, run: list[PageCopy]) -> Iterator[Copied]:
         assert self._host is not None, "there are no pages of the host"
@@ -217,11 +191,6 @@ class PageCopies:
             pages = self._programs.get(("copy", size))(pages, packed)
             begin += size
         return pages
-
-
-def _places(fetched: Fetched) -> set[Place]:
-    """The places of its pages."""
-    return {Place(Tier.DEVICE, page) for page in fetched.targets.tolist() if page}
 
 
 def arrange(copies: Sequence[PageCopy]) -> tuple[list[PageCopy], list[PageCopy]]:

@@ -31,8 +31,8 @@ def blocks_like(stacks: Sequence[Stack], num_pages: int) -> list[list[jax.ShapeD
     """The structure of the blocks of `num_pages` on the device."""
     rows = block_pages(num_pages)
     block = [
-        jax.ShapeDtypeStruct((rows, *one.shape), one.dtype, sharding=memory_of(one, DEVICE))  # type: ignore[no-untyped-call]
-        for one in stacks
+        jax.ShapeDtypeStruct((rows, *stack.shape), stack.dtype, sharding=memory_of(stack, DEVICE))  # type: ignore[no-untyped-call]
+        for stack in stacks
     ]
     return [block] * (num_pages // rows)
 
@@ -59,7 +59,7 @@ class PinnedBlock:
     def has_ended(self) -> bool:
         """True if its contents are there, or have failed."""
         arrays: list[Any] = self.arrays
-        return all(one.is_deleted() or one.is_ready() for one in arrays)  # one that is deleted cannot be asked
+        return all(array.is_deleted() or array.is_ready() for array in arrays)  # a deleted array cannot be asked
 
 
 class BlockRow(NamedTuple):

@@ -124,7 +124,7 @@ class PinnedPages:
         self.saves.wait_for_room(len(sources))
         self._forget_failed()
         split: list[BlockArrays] = program(pages, sources)[: -(-len(targets) // size)]
-        blocks = [PinnedBlock(one, size) for one in split]
+        blocks = [PinnedBlock(arrays, size) for arrays in split]
         for number, target in enumerate(targets):
             self._enter(target, blocks[number // size], number % size)
         self.saves.add(blocks)
@@ -146,7 +146,7 @@ class PinnedPages:
         if len(set(sources)) == len(sources) and sum(block.size for block in blocks) <= max_rows:
             return len(sources)
         num_rows, times, fetched = 0, Counter[int](), Counter[PinnedBlock]()
-        there = {one.block: one.targets for one in before}
+        there = {fetched.block: fetched.targets for fetched in before}
         for count, source in enumerate(sources):
             block, row = self.row_of(source)
             times[source] += 1
@@ -161,7 +161,7 @@ class PinnedPages:
         """As that of `HostPages`. A block of `before` has its other pages on the device too, so it is not fetched again
         for them."""
         wanted: dict[PinnedBlock, np.ndarray[Any, Any]] = {}  # where the pages of each go; 0: nowhere
-        there = {one.block: one.targets for one in before}
+        there = {fetched.block: fetched.targets for fetched in before}
         again: list[tuple[int, int]] = []  # pages that go to two places
         for source, target in zip(sources, targets, strict=True):
             block, row = self.row_of(source)
@@ -173,13 +173,13 @@ class PinnedPages:
                 again.append((source, target))
             else:
                 places[row] = target
-        blocks = [one.arrays for one in wanted]
+        blocks = [block.arrays for block in wanted]
         # The device copies the first while the host begins with the others.
         parts = [part for part in (blocks[:1], blocks[1:]) if part]
         coming: list[BlockArrays] = [
             arrays for part in parts for arrays in jax.device_put(part, [self._on_device] * len(part))
         ]
-        fetched = [Fetched(*one) for one in zip(wanted.values(), coming, wanted, strict=True)]
+        fetched = [Fetched(*parts) for parts in zip(wanted.values(), coming, wanted, strict=True)]
         return fetched + (self.fetch(*zip(*again, strict=True)) if again else [])
 
     def calls(self, fetched: list[Fetched], num_coming: int = 0) -> list[Fetched]:
@@ -187,7 +187,7 @@ class PinnedPages:
         what is left of that is padding. Many that are on their way are placed as they arrive: then the copies take
         longer than the host."""
         coming = fetched[len(fetched) - num_coming :]
-        if sum(len(one.targets) for one in coming) * self.page_bytes < MANY_BYTES:
+        if sum(len(block.targets) for block in coming) * self.page_bytes < MANY_BYTES:
             return self._calls_of(fetched)
         parts = [fetched[: len(fetched) - num_coming], *in_parts(coming)]
         return [call for part in parts for call in self._calls_of(part)]
@@ -196,7 +196,7 @@ class PinnedPages:
         calls: list[Fetched] = []
         for rows in sorted(self._padding):
             sizes = [size for size in place_sizes(self.page_bytes) if block_pages(size) == rows]
-            blocks = [one for one in fetched if len(one.targets) == rows]
+            blocks = [block for block in fetched if len(block.targets) == rows]
             most = sizes[-1] // rows
             groups = (blocks[begin : begin + most] for begin in range(0, len(blocks), most))
             calls += [self._call(group, rows, sizes) for group in groups]
@@ -205,7 +205,7 @@ class PinnedPages:
     def _call(self, blocks: list[Fetched], rows: int, sizes: Sequence[int]) -> Fetched:
         size = next(size for size in sizes if size >= len(blocks) * rows)
         blocks = blocks + [self._padding[rows]] * (size // rows - len(blocks))
-        return Fetched(np.concatenate([one.targets for one in blocks]), [one.contents for one in blocks])
+        return Fetched(np.concatenate([block.targets for block in blocks]), [block.contents for block in blocks])
 
     def read(self, pages: Sequence[int]) -> list[np.ndarray[Any, Any]]:
         """The contents of these pages, copied."""
@@ -314,7 +314,9 @@ class PinnedPages:
             self._forget(block, error)
             return True
         for at, page in enumerate(pages):
-            self._enter(page, PinnedBlock(jax.device_put([one[at : at + 1] for one in contents], self._pinned), 1), 0)
+            self._enter(
+                page, PinnedBlock(jax.device_put([array[at : at + 1] for array in contents], self._pinned), 1), 0
+            )
         return True
 
 
@@ -323,13 +325,13 @@ def in_parts(blocks: Sequence[Fetched]) -> list[list[Fetched]]:
     it, and before it as many as one call takes quickly."""
     parts: list[list[Fetched]] = [[]]
     num_pages = 0
-    for one in reversed(blocks):
+    for block in reversed(blocks):
         most = BLOCK_PAGES if len(parts) == 1 else PART_PAGES
-        if parts[-1] and num_pages + len(one.targets) > most:
+        if parts[-1] and num_pages + len(block.targets) > most:
             parts.append([])
             num_pages = 0
-        parts[-1].append(one)
-        num_pages += len(one.targets)
+        parts[-1].append(block)
+        num_pages += len(block.targets)
     return [part[::-1] for part in reversed(parts)]
 
 

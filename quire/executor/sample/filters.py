@@ -47,9 +47,9 @@ def asks_for_filters(top_k: jax.Array, float_params: jax.Array) -> jax.Array:
     return reduce(jnp.logical_or, shares, (top_k > 0) | (float_params[:, MIN_P] > 0))
 
 
-def _share(given: jax.Array) -> jax.Array:
+def _share(asked: jax.Array) -> jax.Array:
     """The requested share; 1 for rows of padding, which have 0."""
-    return jnp.where(given > 0, given, 1.0)
+    return jnp.where(asked > 0, asked, 1.0)
 
 
 def _top_k(logits: jax.Array, k: jax.Array) -> jax.Array:

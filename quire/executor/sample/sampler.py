@@ -108,17 +108,17 @@ def sample(
     cuts, highest, draws = kernels
     if highest is None or has_checksums:  # rows are compared whether they count or not
         num_rows = None
-    how = _How(features.filters, branches, cuts, has_checksums, highest is not None, num_rows)
+    options = _DrawOptions(features.filters, branches, cuts, has_checksums, highest is not None, num_rows)
     changes = any_of((features.penalties, features.adjustments, masks is not None and features.masks))
 
     def choose(shaped: jax.Array, greedy: jax.Array, number: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
-        return _chosen(how, _Rows(shaped, greedy, number, int_params, float_params, index))
+        return _chosen(options, _Rows(shaped, greedy, number, int_params, float_params, index))
 
     if highest is not None:
         find = partial(highest, num_rows=num_rows)
         tokens, checksums, reach = _chosen_by_kernel(find, choose, changed, changes, logits)
     elif draws is not None and not has_checksums:
-        tokens, number = _drawn_by_kernel(draws, how, changed(logits), int_params, float_params, index)
+        tokens, number = _drawn_by_kernel(draws, options, changed(logits), int_params, float_params, index)
         reach, checksums = number if changes is False else _reach(logits), []
     else:
         shaped = changed(logits)
@@ -147,7 +147,7 @@ class _Rows(NamedTuple):
     token_index: jax.Array  # [r]: of the token to draw, among the generated ones
 
 
-class _How(NamedTuple):
+class _DrawOptions(NamedTuple):
     filters: Flag
     branches: bool
     cuts: FilterCuts | None
@@ -156,74 +156,79 @@ class _How(NamedTuple):
     num_rows: jax.Array | None  # int32 []: the first that count
 
 
-def _chosen(how: _How, rows: _Rows) -> tuple[jax.Array, list[jax.Array]]:
+def _chosen(options: _DrawOptions, rows: _Rows) -> tuple[jax.Array, list[jax.Array]]:
     """Tokens [r] and checksums."""
 
     def undrawn(rows: _Rows) -> tuple[jax.Array, list[jax.Array]]:
-        return rows.greedy, [jnp.zeros(rows.greedy.shape, jnp.uint32)] * (2 * how.has_checksums)
+        return rows.greedy, [jnp.zeros(rows.greedy.shape, jnp.uint32)] * (2 * options.has_checksums)
 
-    drawn = partial(_drawn if how.num_rows is None else _drawn_in_parts, how)
+    drawn = partial(_drawn if options.num_rows is None else _drawn_in_parts, options)
     is_greedy = rows.float_params[:, TEMPERATURE] < COLDEST
-    tokens, checksums = jax.lax.cond(jnp.all(is_greedy), undrawn, drawn, rows) if how.branches else drawn(rows)
+    tokens, checksums = jax.lax.cond(jnp.all(is_greedy), undrawn, drawn, rows) if options.branches else drawn(rows)
     return jnp.where(jnp.isfinite(rows.highest), tokens, NOTHING_LEFT), checksums
 
 
 def _drawn_by_kernel(
-    draws: DrawTokens, how: _How, logits: jax.Array, int_params: jax.Array, float_params: jax.Array, index: jax.Array
+    draws: DrawTokens,
+    options: _DrawOptions,
+    logits: jax.Array,
+    int_params: jax.Array,
+    float_params: jax.Array,
+    index: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Tokens, and numbers that are finite where the highest logit is. A row that no filter changes is drawn from as it
     is, whether others have filters or not."""
     is_greedy = float_params[:, TEMPERATURE] < COLDEST
     temperature = jnp.where(is_greedy, 1.0, float_params[:, TEMPERATURE])
-    asks = asks_for_filters(int_params[:, TOP_K], float_params) & ~is_greedy & how.filters
+    asks = asks_for_filters(int_params[:, TOP_K], float_params) & ~is_greedy & options.filters
 
     def cut(logits: jax.Array) -> jax.Array:
         scaled = (logits - logits.max(axis=-1, keepdims=True)) / temperature[:, None]
-        return jnp.where(asks[:, None], _filtered(how, scaled, int_params, float_params, asks), logits)
+        return jnp.where(asks[:, None], _filtered(options, scaled, int_params, float_params, asks), logits)
 
-    logits = where_asked(how.filters, cut, logits)
+    logits = where_asked(options.filters, cut, logits)
     tokens, greedy, highest = draws(logits, jnp.where(asks, 1.0, temperature), uniforms(int_params, index))
     return jnp.where(jnp.isfinite(highest), jnp.where(is_greedy, greedy, tokens), NOTHING_LEFT), highest
 
 
-def _drawn(how: _How, rows: _Rows) -> tuple[jax.Array, list[jax.Array]]:
+def _drawn(options: _DrawOptions, rows: _Rows) -> tuple[jax.Array, list[jax.Array]]:
     logits, greedy, highest, int_params, float_params, index = rows
     temperature = float_params[:, TEMPERATURE]
     is_greedy = temperature < COLDEST
     # With 0 as the highest, no temperature can make the others overflow.
     scaled = (logits - highest[:, None]) / jnp.where(is_greedy, 1.0, temperature)[:, None]
-    if how.has_highest and how.filters is not False:
+    if options.has_highest and options.filters is not False:
         # The kernel skips rows that ask for nothing, which takes less time than a branch that gives logits back.
-        scaled = _filtered(how, scaled, int_params, float_params, jnp.logical_and(how.filters, ~is_greedy))
+        scaled = _filtered(options, scaled, int_params, float_params, jnp.logical_and(options.filters, ~is_greedy))
     else:
-        keep = partial(filtered, branches=how.branches, cuts=how.cuts)
-        scaled = where_asked(how.filters, lambda x: keep(x, int_params[:, TOP_K], float_params), scaled)
+        keep = partial(filtered, branches=options.branches, cuts=options.cuts)
+        scaled = where_asked(options.filters, lambda x: keep(x, int_params[:, TOP_K], float_params), scaled)
     token, sums = draw(scaled, uniforms(int_params, index))
-    checksums = [_checksum(scaled), _checksum(sums)] if how.has_checksums else []
+    checksums = [_checksum(scaled), _checksum(sums)] if options.has_checksums else []
     return jnp.where(is_greedy, greedy, token), checksums
 
 
 def _filtered(
-    how: _How, scaled: jax.Array, int_params: jax.Array, float_params: jax.Array, asks: jax.Array
+    options: _DrawOptions, scaled: jax.Array, int_params: jax.Array, float_params: jax.Array, asks: jax.Array
 ) -> jax.Array:
     """The logits, cut in the rows that ask for it."""
     top_k, floats = jnp.where(asks, int_params[:, TOP_K], 0), jnp.where(asks[:, None], float_params, 0.0)
-    return filtered(scaled, top_k, floats, branches=how.branches, cuts=how.cuts)
+    return filtered(scaled, top_k, floats, branches=options.branches, cuts=options.cuts)
 
 
-def _drawn_in_parts(how: _How, rows: _Rows) -> tuple[jax.Array, list[jax.Array]]:
+def _drawn_in_parts(options: _DrawOptions, rows: _Rows) -> tuple[jax.Array, list[jax.Array]]:
     """A few rows at a time, so that XLA skips most of the padding. It computes each alike among any others."""
     if len(rows.greedy) <= ROWS_AT_ONCE:
-        return _drawn(how, rows)
-    assert how.num_rows is not None
-    assert not how.has_checksums
+        return _drawn(options, rows)
+    assert options.num_rows is not None
+    assert not options.has_checksums
 
     def draw_part(part: jax.Array, tokens: jax.Array) -> jax.Array:
         start = part * ROWS_AT_ONCE  # of the last part, it is moved back to where there are as many rows
         these = jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, start, ROWS_AT_ONCE), rows)
-        return jax.lax.dynamic_update_slice_in_dim(tokens, _drawn(how, these)[0], start, axis=0)
+        return jax.lax.dynamic_update_slice_in_dim(tokens, _drawn(options, these)[0], start, axis=0)
 
-    num_parts = (how.num_rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE
+    num_parts = (options.num_rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE
     tokens: jax.Array = jax.lax.fori_loop(0, num_parts, draw_part, rows.greedy)
     return tokens, []
 
