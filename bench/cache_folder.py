@@ -9,23 +9,23 @@ are of reading, checking and copying, more than of the disk.
 """
 
 import argparse
-import random
 import statistics
 import tempfile
 import threading
 import time
 from pathlib import Path
 
+from engines import GREEDY, random_prompts
+
 from quire.engine.building.build import Built, build_engine
 from quire.engine.building.folder import keep_pages
 from quire.engine.building.plan import plan_deployment
 from quire.engine.driver import Driver
 from quire.ipc.messages import Event, Failed, Progress, Submit
-from quire.request import Request, SamplingParams
+from quire.request import Request
 from quire.settings.config import Config
 from quire.settings.page_folder import FolderSettings
 
-GREEDY = SamplingParams(temperature=0)
 WAIT_S = 600.0
 
 
@@ -85,12 +85,11 @@ def main() -> None:
         asked.model, host_cache_gib=asked.host_cache_gib, max_total_tokens=asked.tokens + 64, max_batch_size=4,
         max_batch_prefill_tokens=asked.max_batch_prefill_tokens,
     )  # fmt: skip
-    chance = random.Random(1)
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         settings = FolderSettings(Path(folder), cache_folder_write_mib_s=1e6)
         first = Served(config, settings)
         size = first.built.deployment.model.vocab_size
-        prompts = [tuple(chance.randrange(size) for _ in range(asked.tokens)) for _ in range(asked.prompts)]
+        *prompts, another = random_prompts(asked.prompts + 1, asked.tokens, size)
         begun_s = time.monotonic()
         for prompt in prompts:
             first.first_token_s(prompt)
@@ -101,7 +100,7 @@ def main() -> None:
         print(f"{len(prompts)} prompts of {asked.tokens} tokens: {written / 2**20:.0f} MiB in files", flush=True)
         first.stop()
         second = Served(config, settings)
-        second.first_token_s(tuple(chance.randrange(size) for _ in range(asked.tokens)))  # what is done first
+        second.first_token_s(another)  # whatever is done for the first time
         read, computed = [], []
         for number, prompt in enumerate(prompts):
             (computed if number % 2 else read).append(second.first_token_s(prompt, "hidden" if number % 2 else ""))

@@ -13,12 +13,12 @@ first as they are, then with all pages hidden.
 """
 
 import argparse
-import random
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+
+from engines import GREEDY, Answer, random_prompts, run_request
 
 from quire.core.plan import Kind, Tier
 from quire.engine.building.build import Built, build_engine
@@ -28,10 +28,9 @@ from quire.engine.garbage_collection import freeze_gc, relax_gc
 from quire.engine.observer import Observer, Step
 from quire.executor.memory import reserve_device_memory
 from quire.executor.programs.order import ProgramOrder
-from quire.request import Request, SamplingParams
+from quire.request import Request
 from quire.settings.config import Config
 
-GREEDY = SamplingParams(temperature=0)
 STREAM = 5000  # the request that decodes beside the others
 WAYS = ("restored", "computed")
 QUIET_STEPS = 80  # of the stream alone
@@ -75,74 +74,16 @@ class StepTimes(Observer):
                       f"{100 * (ms / alone - 1):+.1f} %, of +5 % allowed", flush=True)  # fmt: skip
 
 
-class Calls:
-    """Times of the calls by which the host begins copies and steps: none of them should wait for anything."""
-
-    def __init__(self, built: Built) -> None:
-        executor, copies = built.executor, built.executor.copies
-        self.took_s: dict[str, list[float]] = {}
-        self._time(built.engine.scheduler, "plan", "plan")
-        self._time(executor.host_pages, "save", "save")
-        self._time(executor.host_pages, "fetch", "fetch")
-        self._time(copies, "settle", "place")
-        self._time(executor, "_begin_slots", "begin slots")
-        self._time(executor, "_forward", "compute prompts")
-        self._time(executor, "_decode", "decode")
-
-    def _time(self, owner: object, name: str, shown: str) -> None:
-        method = getattr(owner, name)
-        times = self.took_s[shown] = []
-
-        def call(*given: object, **named: object) -> object:
-            begun_s = time.monotonic()
-            result = method(*given, **named)
-            times.append(time.monotonic() - begun_s)
-            return result
-
-        setattr(owner, name, call)
-
-    def show(self) -> None:
-        for name, times in self.took_s.items():
-            longest = ", ".join(f"{1000 * one:.1f}" for one in sorted(times)[-1:-6:-1])
-            if times:
-                median = 1000 * statistics.median(times)
-                print(f"{len(times)} calls of {name}: {median:.2f} ms, the longest {longest} ms", flush=True)
-
-
-class Turn(NamedTuple):
-    first_s: float  # time to the first token
-    cached_tokens: int  # that were not computed
-    pauses_s: list[float]  # between tokens of the stream until then
-
-
-def turn_of(engine: Engine, request: Request) -> Turn:
-    """Runs a request to its end."""
-    begun_s = last_s = time.monotonic()
-    first_s, cached, pauses_s = 0.0, 0, []
-    engine.add(request)
-    while engine.scheduler.has(request.request_id):
-        updates = engine.step().updates
-        now_s = time.monotonic()
-        if not first_s and any(update.request_id == STREAM for update in updates):
-            pauses_s.append(now_s - last_s)
-            last_s = now_s
-        for update in updates:
-            if update.request_id == request.request_id and update.tokens:
-                first_s = first_s or now_s - begun_s
-                cached = update.cached_tokens
-    return Turn(first_s, cached, pauses_s)
-
-
 def second_turns(
     engine: Engine, prompts: list[tuple[int, ...]], first_id: int, before: Callable[[], None] = lambda: None
-) -> dict[str, list[Turn]]:
+) -> dict[str, list[Answer]]:
     """Turns by how their pages came. `before` is called before each."""
-    turns: dict[str, list[Turn]] = {way: [] for way in WAYS}
+    turns: dict[str, list[Answer]] = {way: [] for way in WAYS}
     for number, prompt in enumerate(prompts):
         before()
         # Another salt has no pages anywhere.
         salt = "" if number % 2 == 0 else f"hidden {first_id}"
-        turn = turn_of(engine, Request(first_id + number, (*prompt, 5, 6, 7), 2, GREEDY, salt=salt))
+        turn = run_request(engine, Request(first_id + number, (*prompt, 5, 6, 7), 2, GREEDY, salt=salt), STREAM)
         if salt:
             turns["computed"].append(turn)
         elif turn.cached_tokens > len(prompt) * 0.9:
@@ -192,18 +133,14 @@ def main() -> None:
     built = build(asked)
     engine, limits = built.engine, built.deployment.limits
     print(f"started in {time.monotonic() - begun_s:.0f} s; {type(built.executor.host_pages).__name__}", flush=True)
-    calls, chance = Calls(built), random.Random(1)
-    vocabulary = built.deployment.model.vocab_size
-    prompts = [tuple(chance.randrange(vocabulary) for _ in range(asked.tokens)) for _ in range(asked.talks)]
+    prompts = random_prompts(asked.talks, asked.tokens, built.deployment.model.vocab_size)
     for number, prompt in enumerate(prompts):
-        turn_of(engine, Request(number, prompt, 2, GREEDY))
+        run_request(engine, Request(number, prompt, 2, GREEDY))
     print(f"{asked.talks} conversations of {asked.tokens} tokens; {limits.num_pages - 1} pages on the device, "
           f"{limits.host_pages} on the host, of {limits.host_page_bytes / 2**10:.0f} KiB; a step restores up to "
           f"{limits.max_page_restores}; first turns done after {time.monotonic() - begun_s:.0f} s",
           flush=True)  # fmt: skip
-    calls.show()
     show_all(engine, prompts, asked.tokens - 10, asked.turns)
-    calls.show()
     stats = engine.scheduler.stats()
     print(f"{stats.saved_pages} pages copied to the host, {stats.restored_pages} from it, {stats.lost_pages} lost; "
           f"{engine.executor.num_late} programs compiled late; {time.monotonic() - begun_s:.0f} s in all")  # fmt: skip
@@ -265,7 +202,7 @@ def show_at_once(engine: Engine, prompts: list[tuple[int, ...]]) -> None:
           f"{len(prompts)} have the same tokens")  # fmt: skip
 
 
-def show(name: str, turns: dict[str, list[Turn]]) -> None:
+def show(name: str, turns: dict[str, list[Answer]]) -> None:
     if not turns["restored"] or not turns["computed"]:
         print(f"second turns {name}: {len(turns['restored'])} restored, {len(turns['computed'])} computed")
         return

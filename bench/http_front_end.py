@@ -9,14 +9,15 @@ streamed token. Then steps take `--step-ms`, and each token says when it was mad
 import argparse
 import json
 import multiprocessing
-import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from servers import cpu_seconds
 from stream_client import NUM_TICKS, run_load, ticks
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -101,12 +102,23 @@ def run_server(pipe: Any, engine: FreeEngine, workers: int) -> None:
     serve_engines([engine], settings, announce=pipe.send)
 
 
-def cpu_s(pids: list[int]) -> float:
-    total = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
-        total += int(fields[11]) + int(fields[12])
-    return total / os.sysconf("SC_CLK_TCK")
+@contextmanager
+def running(folder: str, streams: int, workers: int = 1, step_s: float = 0.0) -> Iterator[tuple[int, int]]:
+    """The port and the process of a server, which has been warmed up."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    server = spawn.Process(target=run_server, args=(theirs, FreeEngine(folder, streams, step_s), workers))
+    server.start()
+    try:
+        if not ours.poll(START_S):
+            raise RuntimeError(f"the server did not start within {START_S} s")
+        port = int(ours.recv().rsplit(":", 1)[1])
+        time.sleep(0.5)
+        run_load(port, min(streams, 16), 20)
+        yield port, server.pid or 0
+    finally:
+        server.terminate()
+        server.join(30)
 
 
 def processes(server: int) -> tuple[list[int], list[int]]:
@@ -118,24 +130,13 @@ def processes(server: int) -> tuple[list[int], list[int]]:
 
 
 def measure(folder: str, streams: int, tokens: int, workers: int, step_s: float) -> dict[str, Any]:
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    server = multiprocessing.get_context("spawn").Process(
-        target=run_server, args=(theirs, FreeEngine(folder, streams, step_s), workers)
-    )
-    server.start()
-    try:
-        if not ours.poll(START_S):
-            raise RuntimeError(f"the server did not start within {START_S} s")
-        port = int(ours.recv().rsplit(":", 1)[1])
-        time.sleep(0.5)
-        run_load(port, min(streams, 16), 20)
-        engine, front_ends = processes(server.pid or 0)
-        before = cpu_s(engine), cpu_s(front_ends)
+    with running(folder, streams, workers, step_s) as (port, server):
+        groups = processes(server)
+        before = [sum(map(cpu_seconds, group)) for group in groups]
         load = run_load(port, streams, tokens)
-        engine_s, front_end_s = cpu_s(engine) - before[0], cpu_s(front_ends) - before[1]
-    finally:
-        server.terminate()
-        server.join(30)
+        engine_s, front_end_s = (
+            sum(map(cpu_seconds, group)) - used for group, used in zip(groups, before, strict=True)
+        )
     return {
         "streams": streams,
         "http_workers": workers,

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from http_front_end import START_S, FreeEngine, make_tokenizer, run_server
+from http_front_end import make_tokenizer, running
 from stream_client import run_load
 
 INTERVAL_S = 0.01  # between a scrape's end and the next
@@ -47,17 +47,9 @@ def keep_scraping(port: int, pipe: Any) -> None:
 
 def measure(streams: int, tokens: int) -> dict[str, Any]:
     spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
     with tempfile.TemporaryDirectory() as folder:
         make_tokenizer(Path(folder))
-        server = spawn.Process(target=run_server, args=(theirs, FreeEngine(folder, streams, 0.0), 1))
-        server.start()
-        try:
-            if not ours.poll(START_S):
-                raise RuntimeError(f"the server did not start within {START_S} s")
-            port = int(ours.recv().rsplit(":", 1)[1])
-            time.sleep(0.5)
-            run_load(port, min(streams, 16), 20)
+        with running(folder, streams) as (port, _):
             near, far = spawn.Pipe()
             scraper = spawn.Process(target=keep_scraping, args=(port, far))
             scraper.start()
@@ -66,9 +58,6 @@ def measure(streams: int, tokens: int) -> dict[str, Any]:
             near.send(None)
             waits = sorted(near.recv())
             scraper.join()
-        finally:
-            server.terminate()
-            server.join(30)
     return {
         "scrapes": len(waits),
         "wait_ms_p50": round(waits[len(waits) // 2] * 1000, 1),

@@ -9,20 +9,18 @@ of medians. Without a model it is one with random weights and the layers of Qwen
 
 import argparse
 import json
-import random
 import statistics
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 
+from engines import GREEDY, random_prompts, run_request
+
 from quire.engine.building.build import build_engine
 from quire.engine.building.plan import plan_deployment
-from quire.engine.engine import Engine
-from quire.request import Request, SamplingParams
+from quire.request import Request
 from quire.settings.config import Config
 
-GREEDY = SamplingParams(temperature=0)
 SMALL = {
     "architectures": ["Qwen3NextForCausalLM"],
     "model_type": "qwen3_next",
@@ -53,17 +51,6 @@ SMALL = {
 }
 
 
-def run(engine: Engine, request: Request) -> tuple[float, int, list[int]]:
-    """Seconds to the first token of a request, the tokens that were not computed, and its answer."""
-    begun_s, first_s, cached, answer = time.monotonic(), 0.0, 0, []
-    engine.add(request)
-    while engine.scheduler.has(request.request_id):
-        for update in engine.step().updates:
-            first_s = first_s or time.monotonic() - begun_s
-            cached, answer = update.cached_tokens, [*answer, *update.tokens]
-    return first_s, cached, answer
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
@@ -80,19 +67,18 @@ def main() -> None:
         )
         built = build_engine(plan_deployment(config))
     engine, limits = built.engine, built.deployment.limits
-    chance, vocabulary = random.Random(1), built.deployment.model.vocab_size
+    prompts = random_prompts(asked.talks + 1, asked.tokens, built.deployment.model.vocab_size)
     taken: dict[str, list[float]] = {"continued": [], "computed": []}
     tokens = []
-    for talk in range(asked.talks + 1):  # the first one compiles the programs, and does not count
-        prompt = tuple(chance.randrange(vocabulary) for _ in range(asked.tokens))
-        _, _, answer = run(engine, Request(3 * talk, prompt, asked.answer, GREEDY))
+    for talk, prompt in enumerate(prompts):  # the first one compiles the programs, and does not count
+        answer = run_request(engine, Request(3 * talk, prompt, asked.answer, GREEDY)).tokens
         second = Request(3 * talk + 1, (*prompt, *answer, *range(40)), 8, GREEDY)
-        first_s, cached, continued = run(engine, second)
-        again_s, _, computed = run(engine, replace(second, request_id=3 * talk + 2, salt=f"hidden {talk}"))
+        continued = run_request(engine, second)
+        computed = run_request(engine, replace(second, request_id=3 * talk + 2, salt=f"hidden {talk}"))
         if talk:
-            taken["continued"].append(first_s)
-            taken["computed"].append(again_s)
-            tokens.append((len(second.prompt), cached, continued == computed))
+            taken["continued"].append(continued.first_s)
+            taken["computed"].append(computed.first_s)
+            tokens.append((len(second.prompt), continued.cached_tokens, continued.tokens == computed.tokens))
     continued_s, computed_s = (statistics.median(times) for times in taken.values())
     length, cached = (statistics.median(one[at] for one in tokens) for at in (0, 1))
     print(f"{asked.talks} second turns of {length:.0f} tokens, {cached:.0f} of them continued; "

@@ -64,9 +64,9 @@ def test_gates_of_more_rows_are_part_of_their_product() -> None:
     rounded = {"add_norm_round": 2, "round_rows": 1}
     for rows in (16, 64):
         assert launches("fp8", rows) == (4, rounded)
-    for rows in (96, 256):
+    for rows in (200, 256):
         assert launches("fp8", rows) == (1, {**rounded, "round_rows": 2})
-    for rows in (160, 512):
+    for rows in (96, 160, 512):
         assert launches("fp8", rows) == (0, {**rounded, "gate_round": 1})
 
 

@@ -1,4 +1,4 @@
-"""A sum and its norm in one launch, where XLA makes two of it and reads the sum again, or three of that of experts."""
+"""A sum and its norm in one launch. XLA takes two and reads the sum again, or three for the outputs of experts."""
 
 from functools import partial
 from typing import Any

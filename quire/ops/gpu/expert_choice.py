@@ -1,4 +1,4 @@
-"""The choice of experts in one launch, where XLA sorts, gathers and divides in four or five."""
+"""The choice of experts in one launch. XLA takes four or five to sort, gather and divide."""
 
 from functools import partial
 from typing import Any
@@ -43,8 +43,8 @@ def _warps(count: int) -> int:
 
 
 def _kernel(chosen: int, shares: Shares, scores_ref: Any, *refs: Any) -> None:
-    """A score's place is the number of those before it. That takes few steps, one after the other, where finding the
-    highest again and again takes many."""
+    """A score's place is the number of scores before it: few steps in sequence, where finding the highest score again
+    and again takes many."""
     *real_refs, share_ref, expert_ref = refs
     row, count = pl.program_id(0), scores_ref.shape[1]
     source = row

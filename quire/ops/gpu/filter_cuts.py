@@ -33,7 +33,7 @@ class Tiling(NamedTuple):
     num_warps: int
 
 
-# Four tokens for each thread, which are one load, and enough loads on their way where there are few rows.
+# Four tokens for each thread are one load; two blocks keep enough loads under way where there are few rows.
 TILING = Tiling(2048, 2, 16)
 
 
@@ -53,8 +53,8 @@ def filter_cuts(
     are those of `filtered` in `sample/filters.py`, off where top_k is v, top_p or typical_p 1 and min_p 0, but that
     tokens are level where their logits are equal, not their probabilities.
 
-    The logits are given back, in their place, because the limits hold for the numbers that were read: a compiler that
-    computed them twice might round them twice.
+    The logits are returned in place, because the limits hold for the numbers that were read: XLA might compute them a
+    second time and round them differently.
     """
     rows, size = logits.shape
     of_row = pl.BlockSpec((None,), lambda row: (row,))
@@ -136,8 +136,8 @@ def _search(
 ) -> jax.Array:
     """The least distance such that what is no farther weighs as much as `target`; infinite where it is not `wanted`.
 
-    `weighed` gives the distance that is meant, and the weight, for a distance from the highest. Where all weigh too
-    little, the greatest there is.
+    `weighed` maps a distance from the highest to the distance searched for, and its weight. Where all weigh too little,
+    the result is the greatest distance.
     """
 
     def narrowed(bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -167,9 +167,9 @@ def _search(
     whole = jnp.where(wanted, jnp.int32(0), jnp.int32(INFINITY)), jnp.int32(INFINITY + 1)
 
     def narrow(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        found: tuple[jax.Array, jax.Array] = jax.lax.cond(bounds[1] - bounds[0] > 1, narrowed, lambda x: x, bounds)
-        return found
+        narrower: tuple[jax.Array, jax.Array] = jax.lax.cond(bounds[1] - bounds[0] > 1, narrowed, lambda x: x, bounds)
+        return narrower
 
-    # Not a while loop: Triton would not see through it where the logits begin, and read them one by one.
+    # Not a while loop: behind one Triton does not know how logits are aligned, and reads them one by one.
     low, _ = jax.lax.fori_loop(0, MOST_PASSES, narrow, whole)
     return jax.lax.bitcast_convert_type(jnp.minimum(low, INFINITY), jnp.float32)

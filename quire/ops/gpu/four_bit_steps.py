@@ -1,5 +1,5 @@
-"""Steps of a product of experts whose four-bit floats lie as `FourBitExperts` says: widened by an instruction or two
-for two of them, in the registers from which the device multiplies."""
+"""Four-bit floats of experts in `expert_product`, in the layout of `FourBitExperts`: widened two at a time by one or
+two instructions, in the registers from which the device multiplies."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from quire.ops.weights.four_bit_experts import GROUP, PLACES, STEP, code_at
 from quire.ops.weights.four_bits import TILE
 
 # Two codes of a place as bfloat16, times a power of two. The bits of a code are a bfloat16 that is 2 ** 126 too small,
-# also where it has no leading one. What the power lacks is `LESS`, so that it is a bfloat16 for every real exponent.
+# subnormal codes included. The power is 2 ** `_LESS` too small, so that it is a bfloat16 for every real exponent.
 _WIDEN = """{
 .reg .b32 codes, other;
 PLACE
@@ -40,7 +40,7 @@ _BIAS = 126 - _LESS  # of exponents, which count from 127 too
 def add_step(
     step: Any, sums: list[jax.Array], where: tuple[Any, ...], sides: list[Side], refs: Any, exact: bool
 ) -> list[jax.Array]:
-    """The sums [outputs, rows] of each side with those of a step; all are `result` in the end.
+    """The sums [outputs, rows] of each side plus those of a step; `result` finishes them.
 
     `where`: the expert, and the tokens, choices and presence of rows. `exact`: by plain operations.
     """
@@ -73,7 +73,7 @@ def add_step(
 
 
 def result(sums: list[jax.Array], dtype: Any, exact: bool) -> list[jax.Array]:
-    return sums if exact or dtype != jnp.bfloat16 else [one * 2.0**_LESS for one in sums]
+    return sums if exact or dtype != jnp.bfloat16 else [total * 2.0**_LESS for total in sums]
 
 
 def _widened(elements: jax.Array, exponents: jax.Array, place: int, dtype: Any, exact: bool) -> jax.Array:
@@ -85,5 +85,5 @@ def _widened(elements: jax.Array, exponents: jax.Array, place: int, dtype: Any, 
     given: Any = {"args": [elements, jnp.broadcast_to(powers[:, None], elements.shape)], "pack": 2}
     like = [array(elements.shape, dtype)]
     text = _WIDEN.replace("PLACE", _PLACES[place])
-    (found,) = plgpu.elementwise_inline_asm(text, constraints="=r,r,r", result_shape_dtypes=like, **given)
-    return found
+    (numbers,) = plgpu.elementwise_inline_asm(text, constraints="=r,r,r", result_shape_dtypes=like, **given)
+    return numbers

@@ -1,7 +1,7 @@
-"""The second product with adapters whose first one came with that of the weight: one launch in all.
+"""Products with adapters whose `a` is joined to the weight, so that only the product with `b` is a launch of its own.
 
 As in `adapter_product`, every row of a tile is multiplied by the adapters of a group, and keeps the product with its
-own. The launch that adds the products can gate them too, in place of one that XLA would make for it.
+own. The launch that adds the products can gate them too, which saves one of XLA's.
 """
 
 from functools import partial
@@ -63,7 +63,7 @@ def _expand(
     def store(sums: list[jax.Array]) -> None:
         out = sums[0]
         if gated:  # of numbers that are rounded, as those of a product without adapters are
-            gate, up = (one.astype(jnp.float32) for one in sums)
+            gate, up = (total.astype(jnp.float32) for total in sums)
             out = (gate / (1.0 + jnp.exp(-gate)) * up).astype(out_ref.dtype)
         plgpu.store(out_ref.at[row[:, None], channel[None, :]], out, mask=mask)
 
@@ -75,7 +75,7 @@ def _expand(
     def compute() -> None:
         totals = [_total(blocks, parts, slots, row, slot, half, wide_ref, b_ref) for half in halves]
         sums = (base.astype(jnp.float32) + total for base, total in zip(bases, totals, strict=True))
-        store([one.astype(wide_ref.dtype) for one in sums])
+        store([total.astype(wide_ref.dtype) for total in sums])
 
 
 def _total(

@@ -19,7 +19,7 @@ from quire.ops.gpu.tiles import array, power_of_two, whole
 
 CHUNK_BYTES = 4096  # of a page in one array that a program moves, at most
 GROUP = 8  # arrays of a program, of which all is loaded before anything is stored
-MOST_ARRAYS = 192  # of a launch: two pointers for each that is written, and a kernel takes about 500
+MOST_ARRAYS = 192  # of a launch: each needs two pointers, and a kernel takes about 500
 
 
 def gather(
@@ -55,15 +55,15 @@ def scatter(
         contents = block.reshape(rows, len(flat), -1)
         for begin, end in _spans(len(flat), most_arrays):
             flat[begin:end] = _scatter_block(flat[begin:end], targets, first, contents, begin, interpret)
-    return [one.reshape(shape) for one in flat]
+    return [pages.reshape(shape) for pages in flat]
 
 
 def _flat(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    return [one.reshape(one.shape[0], prod(one.shape[1:])) for one in arrays]
+    return [pages.reshape(pages.shape[0], prod(pages.shape[1:])) for pages in arrays]
 
 
 def _first_rows(numbers: jax.Array, rows: int) -> Iterator[np.ndarray[Any, Any]]:
-    """int32 [1] for each block. An array, so that blocks have one kernel, which is traced and compiled once."""
+    """int32 [1] for each block: an array, not a constant, so that one kernel serves all blocks."""
     return (np.array([first], np.int32) for first in range(0, numbers.shape[0], rows))
 
 
@@ -96,10 +96,10 @@ def _gather_block(
 def _scatter_block(
     arrays: list[jax.Array], targets: jax.Array, first: jax.Array, block: jax.Array, offset: int, interpret: bool
 ) -> list[jax.Array]:
-    """The arrays, of which the first one is the one at `offset` in the block."""
+    """The arrays with their pages. `offset`: the place of the first array in the block."""
     rows, _, size = block.shape
     chunk, operands = _chunk(block), [targets, first, block, *arrays]
-    shapes = [array(one.shape, one.dtype) for one in arrays]
+    shapes = [array(pages.shape, pages.dtype) for pages in arrays]
     out: list[jax.Array] = pl.pallas_call(
         partial(_scatter, chunk, offset, len(arrays)),
         grid=(pl.cdiv(size, chunk), pl.cdiv(len(arrays), GROUP), rows),

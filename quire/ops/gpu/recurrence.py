@@ -26,7 +26,7 @@ class Tiling(NamedTuple):
     num_warps: int
 
 
-TILING = Tiling(32, 4)  # of any number of rows: another one adds in another order
+TILING = Tiling(32, 4)  # for any number of rows, as other tilings add in another order
 
 
 def recur_single(
@@ -148,7 +148,7 @@ def _convolve(
     slot, start, length = (ref[row] for ref in (slots_ref, starts_ref, lengths_ref))
     x = load(x_ref.at[row, head, channel])
     weights = [load(weight_ref.at[head, channel, tap]).astype(jnp.float32) for tap in range(kept + 1)]
-    biases = [load(ref.at[head, channel]).astype(jnp.float32) for ref in bias_refs]  # one, or none
+    biases = [load(ref.at[head, channel]).astype(jnp.float32) for ref in bias_refs]
 
     @pl.when(length > 0)
     def _() -> None:

@@ -1,5 +1,5 @@
-"""Contexts whose parts are put together and rounded to eight bits in one launch: of two, the second would wait for the
-first, and read again what that has written.
+"""Parts of contexts put together and rounded to eight bits in one launch. A second launch would wait for the first, and
+read again what it has written.
 
 A program has all heads of a token, since they are one row of the product that follows.
 """
@@ -71,8 +71,8 @@ def _round_parts(
             share = jnp.exp2(exponent - highest)
             return sums + share[:, None] * part_sums, total + share * part_total
 
-        begun = jnp.zeros(is_real.shape, jnp.float32), jnp.zeros(query.shape, jnp.float32)
-        sums, total = jax.lax.fori_loop(0, count, add, begun)
+        zeros = jnp.zeros(is_real.shape, jnp.float32), jnp.zeros(query.shape, jnp.float32)
+        sums, total = jax.lax.fori_loop(0, count, add, zeros)
         return jnp.asarray(sums / jnp.maximum(total, 1e-30)[:, None])
 
     numbers = jax.lax.cond(count == 1, lambda: alone, together)

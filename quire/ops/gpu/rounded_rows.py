@@ -1,5 +1,4 @@
-"""Rows that are rounded to eight bits where they are made, each in one launch: XLA reads and writes them up to four
-times.
+"""Rows rounded to eight bits in the launch that makes them, where XLA reads and writes them up to four times.
 
 A program has a row, in blocks that stay in registers until the largest number of the row is known.
 """
@@ -27,10 +26,10 @@ from quire.ops.weights.rounded_rows import (
 
 BLOCK = 2048  # numbers that a program handles together, eight for each thread
 MOST_BLOCKS = 16  # a longer row has more threads, so that their registers suffice
-AHEAD = MOST_BLOCKS  # blocks of a gate that are on their way while one is computed; fewer take fewer registers
-MANY_BLOCK = 1024  # of the gate of more than few rows, four numbers for each thread
-FEW_ROWS = 128  # of a gate; no multiprocessor has two of them, and a row has more threads
-# Of the first cache: scales of columns and factors of norms are read for every row, and rows once.
+AHEAD = MOST_BLOCKS  # blocks that a gate loads ahead; fewer take fewer registers
+MANY_BLOCK = 1024  # for a gate of more than FEW_ROWS: four numbers for each thread
+FEW_ROWS = 128  # of a gate: a multiprocessor has one of them at most, and a row gets more threads
+# Policies of the first cache: scales of columns and factors of norms are read for every row, and rows once.
 STAYS, LEAVES = "evict_last", "evict_first"
 ALL_BUT_SIGN = 0x7FFFFFFF
 
@@ -75,7 +74,7 @@ def gate(
 ) -> RoundedRows:
     """As in quire.ops.weights.rounded_rows, of both [t, 1, 2, m]."""
     tokens, _, _, size = (both.sums if isinstance(both, ScaledSums) else both).shape
-    flat = [one.reshape(tokens, 2 * size) if one.ndim == 4 else one for one in _arrays(both)]
+    flat = [operand.reshape(tokens, 2 * size) if operand.ndim == 4 else operand for operand in _arrays(both)]
     combine: Callable[..., jax.Array] = partial(_gated, activation, both.dtype)
     if activation is jax.nn.silu and both.dtype == jnp.bfloat16 and not interpret:
         combine = _gated_by_silu
@@ -106,11 +105,11 @@ class _Blocks:
         self.num_warps = num_warps or max(1, min(16, self.width // each))
 
     def places(self) -> list[Place]:
-        found: list[Place] = []
+        places: list[Place] = []
         for start in range(0, self.size, self.width):
             feature = start + jnp.arange(self.width)
-            found.append((feature, None if start + self.width <= self.size else feature < self.size))
-        return found
+            places.append((feature, None if start + self.width <= self.size else feature < self.size))
+        return places
 
 
 def _call(
@@ -130,7 +129,7 @@ def _call(
             partial(kernel, blocks),
             grid=shape[:1],
             in_specs=[whole(operand) for operand in operands],
-            out_specs=[whole(one) for one in out_shape],
+            out_specs=list(map(whole, out_shape)),
             out_shape=out_shape,
             compiler_params=plgpu.CompilerParams(num_warps=blocks.num_warps, num_stages=1),
             interpret=interpret,
@@ -154,7 +153,7 @@ def _add_norm(eps: float, offset: float, blocks: _Blocks, x_ref: Any, weight_ref
     *addend_refs, codes_ref, scales_ref = refs
     row, places = pl.program_id(0), blocks.places()
     loaded = [_load(x_ref.at[row, feature], real) for feature, real in places]
-    totals = [_wide(one) for one in loaded]
+    totals = list(map(_wide, loaded))
     weights = [_load(weight_ref.at[feature], real, STAYS) for feature, real in places]
     if addend_refs:
         *addend_refs, total_ref = addend_refs
@@ -176,21 +175,21 @@ def _gate(combine: Callable[..., jax.Array], ahead: int, blocks: _Blocks, *refs:
     *both_refs, codes_ref, scales_ref = refs
     row, places = pl.program_id(0), blocks.places()
     coming: list[list[Callable[[], jax.Array]]] = []
-    found: list[jax.Array] = []
+    gated: list[jax.Array] = []
     for index in range(len(places)):
         next_places = places[len(coming) : index + ahead + 1]
         coming += [_numbers(both_refs, row, _with_ups(blocks, place)) for place in next_places]
         gate, up = coming[index]
-        found.append(combine(gate(), up()))
-    _store(blocks, found, codes_ref, scales_ref)
+        gated.append(combine(gate(), up()))
+    _store(blocks, gated, codes_ref, scales_ref)
 
 
 def _gated(activation: Activation, dtype: Any, gate: jax.Array, up: jax.Array) -> jax.Array:
     return (activation(gate) * up).astype(dtype)
 
 
-# Two numbers of silu(gate) * up, rounded to bfloat16 together, and as float32 again: half the instructions of what
-# Triton makes of a quotient, whose denominator is here between 1 and infinity, and of roundings one by one.
+# Two numbers of silu(gate) * up, rounded to bfloat16 together, and as float32 again. Triton takes twice as many
+# instructions: it guards the quotient, whose denominator is between 1 and infinity here, and rounds one by one.
 _GATED_BY_SILU = """{ .reg .f32 a, b; .reg .b32 both;
 mul.f32 a, $2, 0fBFB8AA3B;
 mul.f32 b, $3, 0fBFB8AA3B;
@@ -211,8 +210,8 @@ and.b32 $1, both, 0xFFFF0000; }"""
 
 def _gated_by_silu(gate: jax.Array, up: jax.Array) -> jax.Array:
     given: Any = {"args": [gate, up], "pack": 2, "result_shape_dtypes": [array(gate.shape, jnp.float32)]}
-    (found,) = plgpu.elementwise_inline_asm(_GATED_BY_SILU, constraints="=r,=r,f,f,f,f", **given)
-    return found
+    (values,) = plgpu.elementwise_inline_asm(_GATED_BY_SILU, constraints="=r,=r,f,f,f,f", **given)
+    return values
 
 
 def _with_ups(blocks: _Blocks, gates: Place) -> list[Place]:
@@ -221,15 +220,14 @@ def _with_ups(blocks: _Blocks, gates: Place) -> list[Place]:
 
 
 def _numbers(refs: Sequence[Any], row: Any, places: Sequence[Place]) -> list[Callable[[], jax.Array]]:
-    """float32 numbers of a row, or its sums with the scales of the row and of columns: loaded now, and computed when
-    they are called."""
+    """float32 numbers of a row, from numbers or from sums and scales: loaded now, and computed when called."""
     loaded = [_load(refs[0].at[row, feature], real) for feature, real in places]
     if len(refs) == 1:
-        return [partial(_wide, one) for one in loaded]
+        return [partial(_wide, numbers) for numbers in loaded]
     _, rows_ref, columns_ref = refs
     scale = rows_ref[row]
     columns = [_load(columns_ref.at[feature], real, STAYS) for feature, real in places]
-    return [partial(_scaled, one, scale, column) for one, column in zip(loaded, columns, strict=True)]
+    return [partial(_scaled, sums, scale, column) for sums, column in zip(loaded, columns, strict=True)]
 
 
 def _scaled(sums: jax.Array, scale: jax.Array, columns: jax.Array) -> jax.Array:
@@ -242,8 +240,8 @@ def _wide(numbers: jax.Array) -> jax.Array:
 
 def _load(ref: Any, real: jax.Array | None, eviction: str = LEAVES) -> jax.Array:
     other = None if real is None else 0 if ref.dtype == jnp.int32 else 0.0
-    found: jax.Array = plgpu.load(ref, mask=real, other=other, eviction_policy=eviction)
-    return found
+    loaded: jax.Array = plgpu.load(ref, mask=real, other=other, eviction_policy=eviction)
+    return loaded
 
 
 def _store(blocks: _Blocks, numbers: Sequence[jax.Array], codes_ref: Any, scales_ref: Any) -> None:
@@ -251,13 +249,13 @@ def _store(blocks: _Blocks, numbers: Sequence[jax.Array], codes_ref: Any, scales
     row = pl.program_id(0)
     scale = row_scale(reach_of(numbers), codes_ref.dtype)
     inverse = 1.0 / scale
-    for one, (feature, real) in zip(numbers, blocks.places(), strict=True):
-        plgpu.store(codes_ref.at[row, feature], nearest_codes(_wide(one) * inverse, codes_ref.dtype), mask=real)
+    for block, (feature, real) in zip(numbers, blocks.places(), strict=True):
+        plgpu.store(codes_ref.at[row, feature], nearest_codes(_wide(block) * inverse, codes_ref.dtype), mask=real)
     scales_ref[row] = scale
 
 
 def reach_of(numbers: Sequence[jax.Array]) -> jax.Array:
     """The largest absolute value of a row, or NaN if the row has one. Triton's `max` of floats drops NaN; as integers,
     the bits of absolute values have the same order, and NaN is above infinity."""
-    bits = [jax.lax.bitcast_convert_type(_wide(one), jnp.int32) & ALL_BUT_SIGN for one in numbers]
+    bits = [jax.lax.bitcast_convert_type(_wide(block), jnp.int32) & ALL_BUT_SIGN for block in numbers]
     return jax.lax.bitcast_convert_type(reduce(jnp.maximum, bits).max(), jnp.float32)

@@ -1,7 +1,7 @@
-"""Tokens drawn from logits in two launches, of which the first alone reads all logits, once.
+"""Tokens drawn from logits in two launches, of which only the first reads all logits, once.
 
-It leaves the highest logit of each block of the vocabulary, its place, and the weights of the block beside it. The
-second picks a block by these, then a token within. A row has the same bits whatever the others are.
+It stores, for each block of the vocabulary, the highest logit, its place, and the sum of weights relative to it. The
+second launch picks a block by these sums, then a token within. A row's bits do not depend on other rows.
 """
 
 from functools import partial
@@ -17,8 +17,8 @@ from quire.ops.sampling_kernels import BLOCK, Drawn
 
 AT_ONCE = 16  # blocks of a program
 NUM_WARPS = 4
-LEAST_INVERSE = 2.0**-126  # the least normal float32: minus infinity, times it, stays that
-LOWEST = -3.4028234663852886e38  # the least float32: minus infinity, less it, stays that
+LEAST_INVERSE = 2.0**-126  # the least normal float32: minus infinity times it is minus infinity
+LOWEST = -3.4028234663852886e38  # the least float32: minus infinity minus it is minus infinity
 
 
 def draw_tokens(logits: jax.Array, temperature: jax.Array, uniform: jax.Array, *, interpret: bool = False) -> Drawn:
@@ -32,7 +32,7 @@ def draw_tokens(logits: jax.Array, temperature: jax.Array, uniform: jax.Array, *
         _look,
         grid=(rows, programs),
         in_specs=[whole(logits), pl.BlockSpec((None,), lambda row, _: (row,))],
-        out_specs=[whole(one) for one in of_blocks],
+        out_specs=list(map(whole, of_blocks)),
         out_shape=of_blocks,
         compiler_params=params,
         name="look_at_logits",
@@ -92,7 +92,7 @@ def _draw(
 
 
 def _weights(logits: jax.Array, highest: Any, inverse: jax.Array) -> jax.Array:
-    """Beside the highest, whose weight is one."""
+    """Relative to the highest, whose weight is one."""
     return jnp.exp((logits - jnp.maximum(highest, LOWEST)) * inverse)
 
 
