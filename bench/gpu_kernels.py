@@ -27,7 +27,7 @@ from quire.ops.gpu.decode_attention import decode_attention
 from quire.ops.gpu.fixed_order import attend as in_order
 from quire.ops.gpu.shared_attention import Tiling
 from quire.ops.kernels import kernels_for
-from quire.ops.pages import TILE, Pages, Segments, SharedPrefixes, Tiles
+from quire.ops.pages import TILE, PagedContext, Pages, Segments, SharedPrefixes, Tiles
 from quire.request import SamplingParams
 
 SPEC = AttentionSpec(kv_heads=8, group=4, head_dim=128, scale=128**-0.5)
@@ -87,7 +87,7 @@ def decodes(kernels: Kernels) -> Iterator[str]:
         beside = Tiles(first.slots, first.starts, first.lengths, first.offsets, num_single=256)
         read = int(lengths.sum()) * SPEC.kv_heads * SPEC.head_dim * 2 * 2
         for how, tiles, tokens in (("alone", alone, rows), ("beside prefills", beside, 257)):
-            seconds = repeated_s(partial(kernels.attend, SPEC), queries(tokens), pages, table, tiles)
+            seconds = repeated_s(kernels.attend, queries(tokens), PagedContext(SPEC, pages, table, tiles))
             yield f"decode {how}, {name}: {seconds * 1e6:.0f} µs, {read / seconds / 1e12:.2f} TB/s"
 
 
@@ -129,7 +129,7 @@ def shared_prefixes(kernels: Kernels) -> Iterator[str]:
         alone = replace(tiles, shared=None)
         ways = ("alone", kernels.attend, alone), ("together", kernels.attend, tiles), ("in packs", in_order, tiles)
         for how, attend, its_tiles in ways:
-            seconds = repeated_s(partial(attend, SPEC), queries(len(tiles)), pages, table, its_tiles)
+            seconds = repeated_s(attend, queries(len(tiles)), PagedContext(SPEC, pages, table, its_tiles))
             yield f"decode {how}, {name}: {seconds * 1e6:.0f} µs, {read / seconds / 1e12:.2f} TB/s"
     pages, table, tiles = sharing([256], 64, 960)
     shared = tiles.shared
@@ -139,8 +139,8 @@ def shared_prefixes(kernels: Kernels) -> Iterator[str]:
     )
     ways = ("without room", kernels.attend, None), ("with room", kernels.attend, nothing)
     for how, attend, its_shared in (*ways, ("with room for packs", in_order, nothing)):
-        given = queries(len(tiles)), pages, table, replace(tiles, shared=its_shared)
-        seconds = repeated_s(partial(attend, SPEC), *given)
+        context = PagedContext(SPEC, pages, table, replace(tiles, shared=its_shared))
+        seconds = repeated_s(attend, queries(len(tiles)), context)
         yield f"decode {how} for shared positions, 256 rows x 1024: {seconds * 1e6:.1f} µs"
 
 
@@ -157,8 +157,8 @@ def shared_tilings(kernels: Kernels) -> Iterator[str]:
     for name, given in [*SHARING.items()][:2]:
         pages, table, tiles = sharing(*given)
         for tiling in SHARED_TILINGS:
-            attend = partial(decode_attention, SPEC, shared_tiling=tiling)
-            seconds = repeated_s(attend, queries(len(tiles)), pages, table, tiles)
+            attend = partial(decode_attention, shared_tiling=tiling)
+            seconds = repeated_s(attend, queries(len(tiles)), PagedContext(SPEC, pages, table, tiles))
             yield f"{name}, {tiling}: {seconds * 1e6:.0f} µs"
 
 
@@ -189,8 +189,8 @@ def chunks(kernels: Kernels) -> Iterator[str]:
         ]
         tiles.sort(key=lambda tile: -tile[1])
         columns = [jnp.asarray(column, jnp.int32) for column in zip(*tiles, strict=True)]
-        attend = partial(kernels.attend, SPEC)
-        seconds = repeated_s(attend, queries(tokens), pages, table, Tiles(*columns, num_single=0))
+        context = PagedContext(SPEC, pages, table, Tiles(*columns, num_single=0))
+        seconds = repeated_s(kernels.attend, queries(tokens), context)
         told = ", ".join(f"{length} at {start}" for start, length in places)
         yield f"prefill, {told} of {tokens}: {seconds * 1e6:.0f} µs"
 
@@ -209,7 +209,7 @@ def prefills(kernels: Kernels) -> Iterator[str]:
             num_single=0,
         )
         flop = count * 4 * length * length / 2 * SPEC.kv_heads * SPEC.group * SPEC.head_dim
-        seconds = repeated_s(partial(kernels.attend, SPEC), queries(count * length), pages, table, tiles)
+        seconds = repeated_s(kernels.attend, queries(count * length), PagedContext(SPEC, pages, table, tiles))
         yield f"prefill, {count} x {length}, ours: {seconds * 1e6:.0f} µs, {flop / seconds / 1e12:.0f} TFLOP/s"
         if count > kernels.max_fresh_sequences:
             continue

@@ -1,11 +1,12 @@
 """Keys and values in pages, and the tokens of a step that read and write them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from quire.ops.attention.spec import AttentionSpec
 from quire.ops.attention.spread import spread
 from quire.ops.weights.rounded_rows import LEAST_SCALE
 
@@ -150,6 +151,22 @@ class PageAccess(NamedTuple):
     page_table: jax.Array  # [slots + 1, max_pages]
     tiles: Tiles
     segments: Segments | None = None  # where the step consists of new sequences alone
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PagedContext:
+    """The keys and values that the queries of a step read in one layer: all that attention needs beside the queries."""
+
+    spec: AttentionSpec = field(metadata={"static": True})
+    pages: Pages
+    page_table: jax.Array  # [slots + 1, max_pages]
+    tiles: Tiles
+    sinks: jax.Array | None = None  # [k, g], where the spec `has_sinks`
+
+    def part(self, first: int, end: int) -> "PagedContext":
+        """Of some of the tiles."""
+        return replace(self, tiles=self.tiles.part(first, end))
 
 
 def write_targets(page_table: jax.Array, slots: jax.Array, positions: jax.Array, page_size: int) -> KVWriteTargets:

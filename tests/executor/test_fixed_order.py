@@ -42,10 +42,10 @@ SCHEDULES: tuple[dict[str, Any], ...] = (
 )
 
 
-def unlike(spec: Any, q: Any, pages: Any, page_table: Any, tiles: Any, sinks: Any = None) -> Any:
+def unlike(q: Any, context: Any) -> Any:
     """Decodes that differ from prompts by far more than the last bits, as if they had a kernel of their own. Of a
     single key all kernels make the same."""
-    out = tiled_attention(spec, q, pages, page_table, tiles, sinks)
+    out, tiles = tiled_attention(q, context), context.tiles
     rows = tiles.part(0, tiles.num_single)
     differs = (rows.lengths > 0) & (rows.starts > 0)
     is_row = jnp.zeros(len(q), bool).at[rows.offsets].max(differs)  # tiles of padding name the first token
@@ -297,8 +297,8 @@ def test_scores_that_depend_on_their_place_are_refused() -> None:
 
 @pytest.mark.parametrize("is_decode", [False, True])
 def test_attention_over_several_keys_that_depends_on_the_number_of_rows_is_refused(is_decode: bool) -> None:
-    def by_rows(spec: Any, q: Any, pages: Any, page_table: Any, tiles: Any, sinks: Any = None) -> Any:
-        out = tiled_attention(spec, q, pages, page_table, tiles, sinks)
+    def by_rows(q: Any, context: Any) -> Any:
+        out, tiles = tiled_attention(q, context), context.tiles
         rows, rest = tiles.part(0, tiles.num_single), tiles.part(tiles.num_single, len(tiles.lengths))
         decodes = jnp.zeros(len(q), bool).at[rows.offsets].max((rows.lengths > 0) & (rows.starts > 0))
         first = jnp.zeros(len(q), bool).at[rest.offsets].set(True).at[rows.offsets].set(True)

@@ -17,10 +17,9 @@ from quire.executor.programs.ladder import StepShape
 from quire.executor.programs.order import ProgramOrder
 from quire.executor.programs.programs import Programs
 from quire.executor.shared_prefixes import MIN_SAVED, PageTables, SharedTiles
-from quire.ops.attention.spec import AttentionSpec
 from quire.ops.attention.step_attention import PLAIN
 from quire.ops.attention.tiled_attention import tiled_attention
-from quire.ops.pages import SHARED_STEP, TILE, Pages, Tiles
+from quire.ops.pages import SHARED_STEP, TILE, PagedContext
 from quire.request import Request, SamplingParams
 from tests.executor.rig import FEW_SHAPES, Rig, config_of, quickly_compiled
 
@@ -150,17 +149,11 @@ def test_a_slot_that_begins_anew_is_seen() -> None:
     assert fewer.slots.tolist() == [4]
 
 
-def attend(
-    spec: AttentionSpec,
-    q: jax.Array,
-    pages: Pages,
-    page_table: jax.Array,
-    tiles: Tiles,
-    sinks: jax.Array | None = None,
-) -> jax.Array:
+def attend(q: jax.Array, context: PagedContext) -> jax.Array:
     """Plain, over page tables of which the first pages are those that the tiles say are shared."""
+    pages, page_table, tiles = context.pages, context.page_table, context.tiles
     if tiles.shared is None:
-        return tiled_attention(spec, q, pages, page_table, tiles, sinks)
+        return tiled_attention(q, context)
     shared, count = tiles.shared, tiles.num_single
     at = jnp.maximum(shared.tile_of, 0)
     lengths = jnp.where(shared.tile_of >= 0, shared.lengths[at], 0)
@@ -168,7 +161,7 @@ def attend(
     own_tables = jnp.where(is_shared, page_table[shared.slots[at]], page_table[tiles.slots[:count]])
     slots = jnp.concatenate((len(page_table) + jnp.arange(count), tiles.slots[count:]))
     tables = jnp.concatenate((page_table, own_tables))
-    return tiled_attention(spec, q, pages, tables, replace(tiles, slots=slots), sinks)
+    return tiled_attention(q, replace(context, page_table=tables, tiles=replace(tiles, slots=slots)))
 
 
 def test_answers_are_the_same_whether_pages_are_read_together_or_not(monkeypatch: pytest.MonkeyPatch) -> None:

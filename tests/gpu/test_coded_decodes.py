@@ -4,7 +4,6 @@ of work.
 Every page that is not read holds NaN, and so does the unused part of those that are.
 """
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ from quire.ops.attention.spec import AttentionSpec
 from quire.ops.attention.tiled_attention import tiled_attention
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.parts import combine_parts
-from quire.ops.pages import CodedPages, Tiles
+from quire.ops.pages import CodedPages, PagedContext, Tiles
 from tests.gpu.hopper import MARKS
 from tests.gpu.test_kernels import WIDTH, check, in_codes, paged
 
@@ -34,7 +33,7 @@ def attended(spec: AttentionSpec, part: int, max_parts: int = MAX_PARTS) -> Any:
     from quire.ops.gpu.hopper.coded_decodes import coded_decodes
 
     def run(q: jax.Array, pages: CodedPages, table: jax.Array, tiles: Tiles) -> jax.Array:
-        out, counts, parts = coded_decodes(spec, q, pages, table, tiles, part, max_parts)
+        out, counts, parts = coded_decodes(q, PagedContext(spec, pages, table, tiles), part, max_parts)
         return combine_parts(out, counts, parts)
 
     return jax.jit(run)
@@ -48,7 +47,7 @@ def test_decodes_read_their_contexts(name: str, page_size: int, cache_dtype: str
     places = [*((position, 1) for position in positions), (5, 0)]
     q, pages, table, tiles = paged(spec, page_size, "bfloat16", places, num_single=len(places))
     codes = in_codes(pages, cache_dtype)
-    expected = tiled_attention(spec, q, codes, table, tiles)
+    expected = tiled_attention(q, PagedContext(spec, codes, table, tiles))
     for part in (64, 192, 1024):
         out = attended(spec, part)(q, codes, table, tiles)
         check(out, expected, "bfloat16")
@@ -59,7 +58,11 @@ def test_each_context_has_as_many_parts_as_there_are() -> None:
     spec = SPECS["8B"]
     q, pages, table, tiles = paged(spec, 32, "bfloat16", [(639, 1), (400, 1), (2, 1)], num_single=3)
     codes = in_codes(pages, "float8_e4m3fn")
-    check(attended(spec, 64, 3)(q, codes, table, tiles), tiled_attention(spec, q, codes, table, tiles), "bfloat16")
+    check(
+        attended(spec, 64, 3)(q, codes, table, tiles),
+        tiled_attention(q, PagedContext(spec, codes, table, tiles)),
+        "bfloat16",
+    )
 
 
 def test_many_rows_share_the_workers() -> None:
@@ -68,8 +71,8 @@ def test_many_rows_share_the_workers() -> None:
     places = [(int(position), 1) for position in chance.integers(0, 640, 200)]
     q, pages, table, tiles = paged(spec, 32, "bfloat16", places, num_single=len(places))
     codes = in_codes(pages, "float8_e4m3fn")
-    expected = np.asarray(tiled_attention(spec, q, codes, table, tiles), np.float32)
-    rows = jax.jit(partial(gpu_kernels.attend_on_hopper, spec))(q, codes, table, tiles)
+    expected = np.asarray(tiled_attention(q, PagedContext(spec, codes, table, tiles)), np.float32)
+    rows = gpu_kernels.attend_on_hopper(q, PagedContext(spec, codes, table, tiles))
     got = np.asarray(rows.values.reshape(q.shape), np.float32)
     near = (np.asarray(rows.codes, np.float32) * np.asarray(rows.scales)).reshape(q.shape)
     for row in range(len(places)):
@@ -90,8 +93,8 @@ def test_prompts_may_follow_decodes() -> None:
     places = [*((position, 1) for position in range(10, 650, 10)), (100, 20), (0, 32)]
     q, pages, table, tiles = paged(spec, 32, "bfloat16", places, num_single=64)
     codes = in_codes(pages, "float8_e4m3fn")
-    expected = np.asarray(tiled_attention(spec, q, codes, table, tiles), np.float32)
-    got = np.asarray(jax.jit(partial(gpu_kernels.attend_on_hopper, spec))(q, codes, table, tiles), np.float32)
+    expected = np.asarray(tiled_attention(q, PagedContext(spec, codes, table, tiles)), np.float32)
+    got = np.asarray(gpu_kernels.attend_on_hopper(q, PagedContext(spec, codes, table, tiles)), np.float32)
     check(got[: 64 + 52], expected[: 64 + 52], "bfloat16")
 
 
@@ -100,7 +103,7 @@ def test_values_may_be_of_very_different_sizes() -> None:
     q, (k, v), table, tiles = paged(spec, 32, "bfloat16", [(100, 1), (300, 1)], num_single=2)
     sizes = 10.0 ** jax.random.uniform(jax.random.key(3), (*v.shape[:2], 1, 1), minval=-6, maxval=6)
     codes = in_codes((k, (v * sizes).astype(v.dtype)), "float8_e4m3fn")
-    expected = tiled_attention(spec, q, codes, table, tiles)
+    expected = tiled_attention(q, PagedContext(spec, codes, table, tiles))
     out = attended(spec, 128)(q, codes, table, tiles)
     for row in range(2):
         check(out[row], expected[row], "bfloat16")
@@ -112,7 +115,11 @@ def test_queries_may_be_of_any_size(factor: float) -> None:
     q, (k, v), table, tiles = paged(spec, 32, "bfloat16", [(100, 1), (300, 1)], num_single=2)
     codes = in_codes(((k / factor).astype(k.dtype), v), "float8_e4m3fn")
     q = (q * factor).astype(q.dtype)
-    check(attended(spec, 128)(q, codes, table, tiles), tiled_attention(spec, q, codes, table, tiles), "bfloat16")
+    check(
+        attended(spec, 128)(q, codes, table, tiles),
+        tiled_attention(q, PagedContext(spec, codes, table, tiles)),
+        "bfloat16",
+    )
 
 
 def test_a_row_does_not_depend_on_others() -> None:

@@ -4,7 +4,6 @@ of work.
 Every page that is not read holds NaN, and so does the unused part of those that are.
 """
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ from quire.ops.attention.spec import AttentionSpec
 from quire.ops.attention.tiled_attention import tiled_attention
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.hopper.prefill_items import fits
-from quire.ops.pages import TILE, Pages, Tiles
+from quire.ops.pages import TILE, PagedContext, Pages, Tiles
 from tests.gpu.hopper import MARKS
 from tests.gpu.test_kernels import WIDTH, check, in_codes, paged
 
@@ -29,12 +28,12 @@ PLACES = [(0, 32), (0, 1), (97, 31), (96, 32), (127, 2), (128, 16), (128, 17), (
 def attended(spec: AttentionSpec) -> Any:
     from quire.ops.gpu.hopper.coded_prefills import coded_prefills
 
-    return jax.jit(partial(coded_prefills, spec))
+    return jax.jit(lambda q, *given: coded_prefills(q, PagedContext(spec, *given)))
 
 
 def assert_right(spec: AttentionSpec, q: jax.Array, pages: Pages, table: jax.Array, tiles: Tiles) -> None:
     """Token by token."""
-    expected = np.asarray(jax.jit(partial(tiled_attention, spec))(q, pages, table, tiles), np.float32)
+    expected = np.asarray(jax.jit(tiled_attention)(q, PagedContext(spec, pages, table, tiles)), np.float32)
     got = np.asarray(attended(spec)(q, pages, table, tiles), np.float32)
     for token in range(int(tiles.lengths.sum())):
         check(got[token], expected[token], "bfloat16")
@@ -83,9 +82,10 @@ def test_prefills_follow_decodes_and_padding_for_more() -> None:
     padding = jnp.zeros(room - len(decodes), jnp.int32)
     together = [jnp.concatenate([one[: len(decodes)], padding, one[len(decodes) :]]) for one in fields]
     tiles, codes = Tiles(*together, num_single=room), in_codes(pages, "float8_e4m3fn")
-    assert fits(SPEC, q, codes)
-    expected = np.asarray(jax.jit(partial(tiled_attention, SPEC))(q, codes, table, tiles), np.float32)
-    got = np.asarray(jax.jit(partial(gpu_kernels.attend_on_hopper, SPEC))(q, codes, table, tiles), np.float32)
+    context = PagedContext(SPEC, codes, table, tiles)
+    assert fits(q, context)
+    expected = np.asarray(jax.jit(tiled_attention)(q, context), np.float32)
+    got = np.asarray(gpu_kernels.attend_on_hopper(q, context), np.float32)
     for token in range(int(tiles.lengths.sum())):
         check(got[token], expected[token], "bfloat16")
 

@@ -18,7 +18,7 @@ from quire.ops.gpu.fixed_order import PLACED_TOKENS, tiling_of
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import prefill_attention
 from quire.ops.norms import rms_norm
-from quire.ops.pages import TILE, KVWriteTargets, Tiles
+from quire.ops.pages import TILE, KVWriteTargets, PagedContext, Tiles
 from tests.gpu.test_kernels import CACHE_DTYPES, INTERPRET, check, in_codes
 
 pytestmark = pytest.mark.gpu
@@ -65,7 +65,9 @@ def in_tiles(
         for one in ([0] * len(starts) + [1] * len(others), starts + others, lengths, offsets)
     ]
     how: Any = {"tiling": tiling_of(q.dtype), "max_parts": 1, "masks_all": True, "interpret": INTERPRET}
-    out = jax.jit(partial(prefill_attention, spec, **how))(rows, pages, table, Tiles(*given, num_single=0))
+    out = jax.jit(partial(prefill_attention, **how))(
+        rows, PagedContext(spec, pages, table, Tiles(*given, num_single=0))
+    )
     return np.asarray(out[:own].astype(jnp.float32))
 
 
@@ -103,7 +105,7 @@ def test_a_decode_has_the_same_bits_beside_any_number_of_others(name: str, cache
         starts = jnp.asarray([LENGTH - 1, *np.arange(1, count) % LENGTH], jnp.int32)
         ones = jnp.ones(count, jnp.int32)
         tiles = Tiles(0 * ones, starts, ones, jnp.arange(count, dtype=jnp.int32), count)
-        out = jax.jit(partial(decode_attention, spec, **how))(rows, pages, table, tiles)
+        out = jax.jit(partial(decode_attention, **how))(rows, PagedContext(spec, pages, table, tiles))
         found.append(np.asarray(out[0].astype(jnp.float32)))
     assert np.array_equal(*found)
 
@@ -146,7 +148,7 @@ def test_decodes_are_cut_alike_whatever_their_number(cache_dtype: str | None, mo
     pages = pages if cache_dtype is None else in_codes(pages, cache_dtype)
     given: list[Any] = []
 
-    def noted(spec: AttentionSpec, q: jax.Array, *others: Any, **how: Any) -> jax.Array:
+    def noted(q: jax.Array, context: PagedContext, **how: Any) -> jax.Array:
         given.append(how)
         return q
 
@@ -154,6 +156,6 @@ def test_decodes_are_cut_alike_whatever_their_number(cache_dtype: str | None, mo
     for count in (8, 512):
         ones = jnp.ones(count, jnp.int32)
         tiles = Tiles(0 * ones, ones, ones, jnp.arange(count, dtype=jnp.int32), count)
-        fixed_order.attend.__wrapped__(spec, jnp.tile(q[-1:], (count, 1, 1, 1)), pages, table, tiles)
+        fixed_order.attend.__wrapped__(jnp.tile(q[-1:], (count, 1, 1, 1)), PagedContext(spec, pages, table, tiles))
     assert given[0] == given[1]
     assert None not in [given[0].get(name) for name in ("part", "tiling")]

@@ -30,6 +30,7 @@ from quire.ops.pages import (
     TILE,
     CodedPages,
     KVWriteTargets,
+    PagedContext,
     Pages,
     Segments,
     SharedPrefixes,
@@ -116,18 +117,18 @@ def test_decodes_read_their_contexts(name: str, dtype: str, page_size: int) -> N
     positions = [0, 1, 63, 64, min(299, longest), longest, 17]
     places = [*((position, 1) for position in positions), (5, 0)]
     q, *given = paged(spec, page_size, dtype, places, num_single=len(places))
-    given.append(sinks_of(spec))
-    expected = tiled_attention(spec, q, *given)
+    context = PagedContext(spec, *given, sinks_of(spec))
+    expected = tiled_attention(q, context)
     for part in (64, 1024) if dtype == "bfloat16" else (64,):
-        run = jax.jit(partial(decode_attention, spec, part=part, interpret=INTERPRET))
-        check(run(q, *given), expected, dtype)
+        run = jax.jit(partial(decode_attention, part=part, interpret=INTERPRET))
+        check(run(q, context), expected, dtype)
 
 
 def test_pages_may_be_of_any_size() -> None:
     spec = SPECS["head 80, window"]
     q, *given = paged(spec, 24, "bfloat16", [(0, 1), (131, 1), (400, 1)], num_single=3)
-    run = jax.jit(partial(decode_attention, spec, part=64, interpret=INTERPRET))
-    check(run(q, *given), tiled_attention(spec, q, *given), "bfloat16")
+    run, context = jax.jit(partial(decode_attention, part=64, interpret=INTERPRET)), PagedContext(spec, *given)
+    check(run(q, context), tiled_attention(q, context), "bfloat16")
 
 
 @pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
@@ -135,11 +136,11 @@ def test_decodes_read_values_of_very_different_sizes(cache_dtype: str) -> None:
     spec = SPECS["135M"]
     q, (k, v), table, tiles = paged(spec, 32, "bfloat16", [(100, 1), (300, 1)], num_single=2)
     sizes = 10.0 ** jax.random.uniform(jax.random.key(3), (*v.shape[:2], 1, 1), minval=-6, maxval=6)
-    codes = in_codes((k, (v * sizes).astype(v.dtype)), cache_dtype)
-    expected = tiled_attention(spec, q, codes, table, tiles)
+    context = PagedContext(spec, in_codes((k, (v * sizes).astype(v.dtype)), cache_dtype), table, tiles)
+    expected = tiled_attention(q, context)
     for tiling in (None, OF_CODES):  # of few rows, and of many
-        run = jax.jit(partial(decode_attention, spec, tiling=tiling, interpret=INTERPRET))
-        out = run(q, codes, table, tiles)
+        run = jax.jit(partial(decode_attention, tiling=tiling, interpret=INTERPRET))
+        out = run(q, context)
         for row in range(2):
             check(out[row], expected[row], "bfloat16")
 
@@ -167,14 +168,14 @@ def test_decodes_that_share_pages_read_them_together(name: str, dtype: str, page
     positions = [longest, 192, 64, 193, 130, longest, 300, 0]
     places = [*((position, 1) for position in positions), (5, 0)]
     q, pages, page_table, tiles = paged(replace(spec, window=None), page_size, dtype, places, num_single=len(places))
-    given = [*with_shared(page_table, tiles, page_size), sinks_of(spec)]
-    expected = tiled_attention(spec, q, pages, *given)
+    context = PagedContext(spec, pages, *with_shared(page_table, tiles, page_size), sinks_of(spec))
+    expected = tiled_attention(q, context)
     for part in (64, 1024) if dtype == "bfloat16" else (64,):
-        run = jax.jit(partial(decode_attention, spec, part=part, interpret=INTERPRET))
-        check(run(q, pages, *given), expected, dtype)
+        run = jax.jit(partial(decode_attention, part=part, interpret=INTERPRET))
+        check(run(q, context), expected, dtype)
     if name == "8B" and dtype != "float32":
-        coded_pages = in_codes(pages, "int8" if dtype == "float16" else "float8_e4m3fn")
-        check(run(q, coded_pages, *given), tiled_attention(spec, q, coded_pages, *given), dtype)
+        over_codes = replace(context, pages=in_codes(pages, "int8" if dtype == "float16" else "float8_e4m3fn"))
+        check(run(q, over_codes), tiled_attention(q, over_codes), dtype)
 
 
 @each_case
@@ -190,12 +191,13 @@ def test_decodes_that_share_pages_read_them_in_packs_with_the_bits_that_they_hav
     table, shared = with_shared(page_table, tiles, page_size)
     coded = [in_codes(pages, each) for each in CACHE_DTYPES] if name == "8B" and dtype == "bfloat16" else []
     for given in (pages, *coded):
+        context = PagedContext(spec, given, table, tiles, sinks_of(spec))
         for part in (32, 64):
             how: Any = {"part": part, "in_packs": True, "interpret": INTERPRET}
-            run = jax.jit(partial(decode_attention, spec, **how))
-            alone, packed = (run(q, given, table, each, sinks_of(spec)) for each in (tiles, shared))
+            run = jax.jit(partial(decode_attention, **how))
+            alone, packed = (run(q, replace(context, tiles=each)) for each in (tiles, shared))
             assert np.array_equal(*(np.asarray(each[: len(positions)].astype(jnp.float32)) for each in (alone, packed)))
-            check(packed, tiled_attention(spec, q, given, table, tiles, sinks_of(spec)), dtype)
+            check(packed, tiled_attention(q, context), dtype)
 
 
 @each_case
@@ -204,15 +206,15 @@ def test_tiles_of_prefills_read_their_contexts_and_leave_the_decodes_before_them
 ) -> None:
     spec = SPECS[name]
     places = [(70, 1), (3, 1), (0, 32), (1, 32), (63, 20), (64, 1), (128, 0), (page_size * WIDTH - 32, 32)]
-    q, *given, tiles = paged(spec, page_size, dtype, places, num_single=2)
+    q, *given = paged(spec, page_size, dtype, places, num_single=2)
     tokens = sum(length for _, length in places)
-    sinks = sinks_of(spec)
+    context = PagedContext(spec, *given, sinks_of(spec))
+    decodes, prefills = context.part(0, 2), context.part(2, len(places))
 
     @partial(jax.jit, static_argnums=(1, 2))
     def run(q: jax.Array, part: int | None, tiling: Tiling | None) -> jax.Array:
-        out = decode_attention(spec, q, *given, tiles.part(0, 2), sinks, interpret=INTERPRET)
-        rest = tiles.part(2, len(tiles))
-        return prefill_attention(spec, q, *given, rest, out, sinks, part=part, tiling=tiling, interpret=INTERPRET)
+        out = decode_attention(q, decodes, interpret=INTERPRET)
+        return prefill_attention(q, prefills, out, part=part, tiling=tiling, interpret=INTERPRET)
 
     ways: list[tuple[int | None, Tiling | None]] = [(64, None)]
     if dtype == "bfloat16":
@@ -220,7 +222,7 @@ def test_tiles_of_prefills_read_their_contexts_and_leave_the_decodes_before_them
     if dtype == "bfloat16" and name == "8B":  # those of steps with more tokens
         ways += [(1024, SOME)] if INTERPRET else [(1024, SOME), (1024, MANY), (1024, ONE_ORDER)]
     for part, tiling in ways:
-        check(run(q, part, tiling)[:tokens], tiled_attention(spec, q, *given, tiles, sinks)[:tokens], dtype)
+        check(run(q, part, tiling)[:tokens], tiled_attention(q, context)[:tokens], dtype)
 
 
 @pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
@@ -234,19 +236,20 @@ def test_contexts_in_eight_bits_are_read_as_the_plain_kernel_reads_them(
     spec = SPECS[name]
     places = [(70, 1), (page_size * WIDTH - 1, 1), (0, 32), (63, 20), (64, 1), (128, 0), (page_size * WIDTH - 32, 32)]
     q, pages, table, tiles = paged(spec, page_size, dtype, places, num_single=2)
-    codes = in_codes(pages, cache_dtype)
     tokens = sum(length for _, length in places)
+    context = PagedContext(spec, in_codes(pages, cache_dtype), table, tiles)
+    decodes, prefills = context.part(0, 2), context.part(2, len(places))
 
     @partial(jax.jit, static_argnums=1)
     def run(q: jax.Array, part: int) -> jax.Array:
-        out = decode_attention(spec, q, codes, table, tiles.part(0, 2), part=part, interpret=INTERPRET)
-        prefills = tiles.part(2, len(tiles))
-        return prefill_attention(spec, q, codes, table, prefills, out, part=part, interpret=INTERPRET)
+        out = decode_attention(q, decodes, part=part, interpret=INTERPRET)
+        return prefill_attention(q, prefills, out, part=part, interpret=INTERPRET)
 
-    expected = tiled_attention(spec, q, codes, table, tiles)[:tokens]
+    expected = tiled_attention(q, context)[:tokens]
     for part in (64, 1024) if dtype == "bfloat16" else (64,):
         check(run(q, part)[:tokens], expected, dtype)
-    rounded, exact = (np.asarray(one, np.float32) for one in (expected, tiled_attention(spec, q, pages, table, tiles)))
+    exact = np.asarray(tiled_attention(q, replace(context, pages=pages)), np.float32)
+    rounded = np.asarray(expected, np.float32)
     assert 0 < np.linalg.norm(rounded - exact[:tokens]) < 0.1 * np.linalg.norm(rounded)
 
 

@@ -15,7 +15,7 @@ from quire.ops.attention.tiled_attention import tiled_attention
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.context_list import Cut
 from quire.ops.gpu.latent_attention import CUT, latent_attention
-from quire.ops.pages import Tiles
+from quire.ops.pages import PagedContext, Tiles
 from tests.gpu.test_kernels import INTERPRET, WIDTH, check, paged
 
 pytestmark = pytest.mark.gpu
@@ -31,10 +31,11 @@ def test_decodes_read_their_contexts(heads: int, dtype: str, page_size: int) -> 
     spec = SPECS[heads]
     places = [*((position, 1) for position in (0, 1, 63, 64, page_size * WIDTH - 1, 17)), (5, 0)]
     q, (keys, _), table, tiles = paged(spec, page_size, dtype, places, num_single=len(places))
-    expected = tiled_attention(spec, q, (keys, keys), table, tiles)[..., :512]
+    context = PagedContext(spec, (keys, keys), table, tiles)
+    expected = tiled_attention(q, context)[..., :512]
     for cut in (Cut(16, 12),) if INTERPRET else (Cut(16, 12), Cut(32, 264), CUT):
-        run = jax.jit(partial(latent_attention, spec, cut=cut, interpret=INTERPRET))
-        check(run(q, keys, table, tiles), expected, dtype)
+        run = jax.jit(partial(latent_attention, cut=cut, interpret=INTERPRET))
+        check(run(q, context), expected, dtype)
 
 
 @each_case
@@ -47,11 +48,12 @@ def test_tiles_of_prefills_read_their_contexts_and_leave_the_decodes_before_them
         places = places[:2] + places[3:6]
     q, (keys, _), table, tiles = paged(spec, page_size, dtype, places, num_single=2)
     tokens = sum(length for _, length in places)
-    expected = tiled_attention(spec, q, (keys, keys), table, tiles)[:tokens, ..., :512]
+    context = PagedContext(spec, (keys, keys), table, tiles)
+    expected = tiled_attention(q, context)[:tokens, ..., :512]
     attend = partial(latent_attention, interpret=INTERPRET)
     for cut in (Cut(64, 40),) if INTERPRET else (Cut(64, 40), CUT, Cut(64, 1)):
-        run = jax.jit(partial(gpu_kernels.latent_by, partial(attend, cut=cut), spec))
-        check(run(q, (keys, keys), table, tiles, None)[:tokens], expected, dtype)
+        run = jax.jit(partial(gpu_kernels.latent_by, partial(attend, cut=cut)))
+        check(run(q, context)[:tokens], expected, dtype)
 
 
 @pytest.mark.skipif(INTERPRET, reason="that much is not interpreted")
@@ -64,8 +66,8 @@ def test_few_long_contexts_are_read_by_many_programs(heads: int) -> None:
     keys = jnp.asarray(chance.normal(size=(count * 2, page_size, 1, 576)), "bfloat16")
     table = jnp.asarray(chance.integers(1, count * 2, (3, count)), "int32")
     q = jax.random.normal(jax.random.key(0), (3, 1, heads, 576), "bfloat16")
-    run = jax.jit(partial(gpu_kernels.GPU.attend_latent, spec))
     for rows in (1, 2, 3):
         tiles = Tiles.single(jnp.arange(rows), jnp.asarray(lengths[:rows] - 1, "int32"))
-        expected = tiled_attention(spec, q[:rows], (keys, keys), table, tiles)[..., :512]
-        check(run(q[:rows], (keys, keys), table, tiles, None), expected, "bfloat16")
+        context = PagedContext(spec, (keys, keys), table, tiles)
+        expected = tiled_attention(q[:rows], context)[..., :512]
+        check(gpu_kernels.GPU.attend_latent(q[:rows], context), expected, "bfloat16")

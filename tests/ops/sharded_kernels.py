@@ -23,7 +23,7 @@ from quire.ops.gpu.recurrence import recur_single
 from quire.ops.gpu.token_draws import draw_tokens
 from quire.ops.kernels import NATIVE
 from quire.ops.norms import Norms
-from quire.ops.pages import CodedPages, PageAccess, Pages, Tiles, coded, write_targets
+from quire.ops.pages import CodedPages, PageAccess, PagedContext, Pages, Tiles, coded, write_targets
 from quire.ops.recurrence import recur_in_tiles
 from quire.ops.sharding import PAGE_AXES, PAGE_SCALE_AXES, sharding, tensor_mesh
 from tests.ops.test_gpu_recurrence import access_of, check_state, drawn, kept
@@ -128,9 +128,10 @@ def check_latents(mesh: Mesh) -> None:
     tiles = Tiles(*(jnp.asarray(values, jnp.int32) for values in ([1, 0], [13, 4], [1, 5], [0, 1])), num_single=1)
     attend = partial(latent_by, partial(latent_attention, interpret=True, cut=Cut(4, 8)))
     kernels = sharded(PLAIN._replace(attend_latent=attend), mesh)
-    found = jax.jit(partial(kernels.attend_latent, spec))(q, (keys, keys), TABLE, tiles, None)
+    context = PagedContext(spec, (keys, keys), TABLE, tiles)
+    found = jax.jit(kernels.attend_latent)(q, context)
     assert found.sharding.shard_shape(found.shape) == (6, 1, 2, 8)
-    expected = PLAIN.attend_latent(spec, q, (keys, keys), TABLE, tiles, None)[..., :8]
+    expected = PLAIN.attend_latent(q, context)[..., :8]
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 

@@ -10,17 +10,18 @@ import pytest
 from quire.ops.attention.spec import AttentionSpec
 from quire.ops.attention.tiled_attention import tiled_attention
 from quire.ops.gpu.kernels import attend_by
-from quire.ops.pages import Pages, Tiles
+from quire.ops.pages import PagedContext, Tiles
 
 SPEC = AttentionSpec(kv_heads=2, group=3, head_dim=8, scale=0.4)
 SINGLE, TOKENS = 4, 9
 
 
-def prompts(spec: AttentionSpec, q: jax.Array, pages: Pages, page_table: jax.Array, tiles: Tiles) -> jax.Array:
+def prompts(q: jax.Array, context: PagedContext) -> jax.Array:
     """Anything for the tokens that are not of these tiles."""
+    tiles = context.tiles
     place = jnp.arange(len(q))[:, None]
     is_own = ((place >= tiles.offsets) & (place < tiles.offsets + tiles.lengths)).any(axis=1)
-    return jnp.where(is_own[:, None, None, None], tiled_attention(spec, q, pages, page_table, tiles, None), jnp.nan)
+    return jnp.where(is_own[:, None, None, None], tiled_attention(q, context), jnp.nan)
 
 
 def declined(*_: Any) -> None:
@@ -48,12 +49,11 @@ def test_decodes_stand_beside_prompts(num_decodes: int, declines: bool) -> None:
     )
     assert rest - 3 <= 8
 
-    def with_out(*given: Any) -> jax.Array:
-        *others, tiles, out, _sinks = given
-        found = prompts(*others, tiles)
+    def with_out(q: jax.Array, context: PagedContext, out: jax.Array | None) -> jax.Array:
+        found = prompts(q, context)
         return found if out is None else jnp.where(jnp.isnan(found), out, found)
 
     attend = attend_by(tiled_attention, prefill=with_out, apart=declined if declines else prompts)
-    found = attend(SPEC, q, (keys, values), table, tiles)
-    expected = tiled_attention(SPEC, q, (keys, values), table, tiles, None)
+    context = PagedContext(SPEC, (keys, values), table, tiles)
+    found, expected = attend(q, context), tiled_attention(q, context)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

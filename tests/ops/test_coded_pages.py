@@ -18,7 +18,17 @@ from quire.ops.gpu.decode_attention import Tiling, decode_attention
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.kernels import NATIVE
 from quire.ops.native import library
-from quire.ops.pages import CodedPages, KVWriteTargets, PageAccess, Tiles, coded, read_pages, read_tokens, written
+from quire.ops.pages import (
+    CodedPages,
+    KVWriteTargets,
+    PageAccess,
+    PagedContext,
+    Tiles,
+    coded,
+    read_pages,
+    read_tokens,
+    written,
+)
 from tests.ops.test_attention import dense
 from tests.ops.test_tiled_attention import interpreted
 
@@ -101,7 +111,7 @@ def test_every_kernel_attends_to_the_rounded_numbers(name: str, dtype: str, more
     rng = np.random.default_rng(4)
     starts, lengths = np.asarray([70, 3, 40]), np.asarray([1, 1, 30])
     table = np.zeros((3, 5), np.int32)
-    attend = jax.jit(partial(KERNELS[name], spec))
+    attend = jax.jit(KERNELS[name])
     for row, (start, length) in enumerate(zip(starts, lengths, strict=True)):
         end = start + length
         own = rng.permutation(NUM_PAGES - 1)[: -(-end // PAGE_SIZE)] + 1
@@ -113,7 +123,7 @@ def test_every_kernel_attends_to_the_rounded_numbers(name: str, dtype: str, more
         q = rng.standard_normal((32 if length > 1 else 1, HEADS, 3, SIZE)).astype(np.float32)
         one = (jnp.asarray([number], jnp.int32) for number in (row, start, length, 0))
         tiles = Tiles(*one, num_single=int(length == 1))
-        out = np.asarray(attend(jnp.asarray(q), pages, jnp.asarray(table), tiles))[:length]
+        out = np.asarray(attend(jnp.asarray(q), PagedContext(spec, pages, jnp.asarray(table), tiles)))[:length]
         for index in range(length):
             keys, values = (rounded(array[: start + index + 1], dtype) for array in (k, v))
             expected = dense(spec, q[index], keys, values, start + index)
@@ -133,7 +143,7 @@ def test_many_small_weights_count_in_float16(dtype: str) -> None:
     q = np.ones((1, 1, 1, 16), np.float32)
     tiles = Tiles(*(jnp.asarray([number], jnp.int32) for number in (0, count - 1, 1, 0)), num_single=1)
     how: Any = {"part": count, "tiling": Tiling(block=64, num_warps=4, num_stages=1), "interpret": True}
-    out = decode_attention(spec, jnp.asarray(q, jnp.float16), pages, jnp.asarray([[1]]), tiles, **how)
+    out = decode_attention(jnp.asarray(q, jnp.float16), PagedContext(spec, pages, jnp.asarray([[1]]), tiles), **how)
     expected = dense(spec, q[0], rounded(k, dtype), rounded(values, dtype), count - 1)
     np.testing.assert_allclose(np.asarray(out[0], np.float32), expected, rtol=0.01)
 

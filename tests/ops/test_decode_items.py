@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quire.ops.attention.spec import AttentionSpec
 from quire.ops.gpu.hopper.decode_items import PARTS, Items, items_of, part_of
-from quire.ops.pages import Tiles
+from quire.ops.pages import PagedContext, Tiles
 
 SPEC = AttentionSpec(8, 4, 128, 0.088)
 
@@ -83,11 +83,16 @@ def queries_like(rows: int, dtype: str = "bfloat16", heads: int = 8, group: int 
     return jnp.zeros((rows, heads, group, size), dtype)
 
 
+def part_with(spec: AttentionSpec, q: jax.Array, pages: Any, rows: int | None = None) -> int | None:
+    tiles = Tiles.single(jnp.arange(rows or len(q)), jnp.arange(rows or len(q)))
+    return part_of(q, PagedContext(spec, pages, jnp.zeros((1, 1), jnp.int32), tiles))
+
+
 def test_it_is_for_many_rows_over_codes() -> None:
-    assert part_of(SPEC, queries_like(64), pages_like(), 64) == PARTS[0][1]
-    assert part_of(SPEC, queries_like(64), pages_like("int8"), 64) == PARTS[0][1]
-    assert part_of(SPEC, queries_like(64), pages_like(), 1) is None
-    assert part_of(SPEC, queries_like(64), pages_like("bfloat16")[:2], 64) is None
+    assert part_with(SPEC, queries_like(64), pages_like()) == PARTS[0][1]
+    assert part_with(SPEC, queries_like(64), pages_like("int8")) == PARTS[0][1]
+    assert part_with(SPEC, queries_like(64), pages_like(), rows=1) is None
+    assert part_with(SPEC, queries_like(64), pages_like("bfloat16")[:2]) is None
 
 
 @pytest.mark.parametrize(
@@ -107,4 +112,4 @@ def test_it_is_for_many_rows_over_codes() -> None:
     ],
 )
 def test_it_is_not_for_everything(spec: AttentionSpec, q: dict[str, Any], pages: dict[str, Any]) -> None:
-    assert part_of(spec, queries_like(256, **q), pages_like(**pages), 256) is None
+    assert part_with(spec, queries_like(256, **q), pages_like(**pages)) is None

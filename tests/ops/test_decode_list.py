@@ -15,11 +15,11 @@ from quire.ops.attention.spec import AttentionSpec
 from quire.ops.attention.tiled_attention import tiled_attention
 from quire.ops.gpu.decode_attention import Tiling, decode_attention
 from quire.ops.gpu.decode_list import MAX_PARTS, DecodeList, decode_list
-from quire.ops.pages import SHARED_STEP, TILE, CodedPages, SharedPrefixes, Tiles, coded
+from quire.ops.pages import SHARED_STEP, TILE, CodedPages, PagedContext, SharedPrefixes, Tiles, coded
 
 SPEC = AttentionSpec(1, 4, 16, 0.25)
 PART = 16
-plain_attention = jax.jit(tiled_attention, static_argnums=0)
+plain_attention = jax.jit(tiled_attention)
 NUM_TILES = 4  # those that are not used are padding
 
 
@@ -108,12 +108,15 @@ def test_a_token_has_the_same_bits_in_a_pack_and_alone(spec: AttentionSpec, page
     q = jnp.asarray(rng.normal(size=(len(tiles), spec.kv_heads, spec.group, spec.head_dim)), jnp.bfloat16)
     sinks = jnp.ones((spec.kv_heads, spec.group), jnp.bfloat16) if spec.has_sinks else None
     how: Any = {"part": PART, "tiling": Tiling(16, 1, 1), "in_packs": True, "interpret": True}
-    run = jax.jit(partial(decode_attention, spec, **how))
+    run, context = (
+        jax.jit(partial(decode_attention, **how)),
+        PagedContext(spec, pages, jnp.asarray(table), tiles, sinks),
+    )
     alone, packed = (
-        np.asarray(run(q, pages, jnp.asarray(table), each, sinks).astype(jnp.float32))
+        np.asarray(run(q, replace(context, tiles=each)).astype(jnp.float32))
         for each in (replace(tiles, shared=None), tiles)
     )
     assert np.array_equal(alone, packed)
-    right = np.asarray(plain_attention(spec, q, pages, jnp.asarray(table), tiles, sinks).astype(jnp.float32))
+    right = np.asarray(plain_attention(q, context).astype(jnp.float32))
     real = np.asarray(tiles.lengths) > 0
     assert np.linalg.norm(packed[real] - right[real]) <= 1e-2 * np.linalg.norm(right[real])

@@ -19,7 +19,7 @@ from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.kernels import GPU, attend
 from quire.ops.gpu.move_pages import MOST_ARRAYS
 from quire.ops.kernels import kernels_for
-from quire.ops.pages import TILE, CodedPages, KVWriteTargets, PageAccess, SharedPrefixes, Tiles
+from quire.ops.pages import TILE, CodedPages, KVWriteTargets, PageAccess, PagedContext, SharedPrefixes, Tiles
 from quire.ops.recurrence import Recurrence, RecurrentSpec
 from quire.ops.slot_access import SlotAccess
 from quire.ops.weights.rounded_rows import ScaledSums
@@ -56,7 +56,8 @@ def test_attention_is_translated(name: str, dtype: str, num_single: int, num_til
     tiles = Tiles(each, each, each, each, num_single)
     with on_an_h200():
         sinks = jnp.zeros((spec.kv_heads, spec.group), dtype) if spec.has_sinks else None
-        traced = jax.jit(partial(attend, spec)).trace(q, (pages, pages), jnp.zeros((9, 40), jnp.int32), tiles, sinks)
+        context = PagedContext(spec, (pages, pages), jnp.zeros((9, 40), jnp.int32), tiles, sinks)
+        traced = jax.jit(attend).trace(q, context)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("stablehlo.custom_call") == num_kernels
 
@@ -69,10 +70,10 @@ def test_decodes_over_codes_are_translated_for_hopper(code_dtype: str, page_size
     codes = jnp.zeros((4, page_size, spec.kv_heads, spec.head_dim), code_dtype)
     scales = jnp.zeros((4, spec.kv_heads, page_size), jnp.bfloat16)
     q = jnp.zeros((rows, spec.kv_heads, spec.group, spec.head_dim), jnp.bfloat16)
-    given = q, CodedPages(codes, codes, scales, scales), jnp.zeros((rows, 40), jnp.int32)
+    pages, table = CodedPages(codes, codes, scales, scales), jnp.zeros((rows, 40), jnp.int32)
     tiles = Tiles.single(jnp.arange(rows), jnp.zeros(rows, jnp.int32))
     with on_an_h200():
-        traced = jax.jit(partial(gpu_kernels.attend_on_hopper, spec)).trace(*given, tiles)
+        traced = jax.jit(gpu_kernels.attend_on_hopper).trace(q, PagedContext(spec, pages, table, tiles))
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("@mosaic_gpu") == 1
     assert 'name = "decode_attention"' not in text
@@ -89,11 +90,10 @@ def test_prefills_over_codes_are_translated_for_hopper(code_dtype: str, num_sing
     scales = jnp.zeros((4, spec.kv_heads, 16), jnp.bfloat16)
     q = jnp.zeros((tokens, spec.kv_heads, spec.group, spec.head_dim), jnp.bfloat16)
     each = jnp.zeros(num_tiles, jnp.int32)
-    given = q, CodedPages(codes, codes, scales, scales), jnp.zeros((9, 40), jnp.int32)
+    pages, table = CodedPages(codes, codes, scales, scales), jnp.zeros((9, 40), jnp.int32)
+    context = PagedContext(spec, pages, table, Tiles(each, each, each, each, num_single))
     with on_an_h200():
-        traced = jax.jit(partial(gpu_kernels.attend_on_hopper, spec)).trace(
-            *given, Tiles(each, each, each, each, num_single)
-        )
+        traced = jax.jit(gpu_kernels.attend_on_hopper).trace(q, context)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("@mosaic_gpu") == (2 if num_single else 1)
     assert "prefill_attention" not in text
@@ -113,7 +113,7 @@ def test_kernels_with_one_order_are_translated(name: str, dtype: str) -> None:
 
     def run(heads: Heads, pages: Any, x: jax.Array, weight: jax.Array) -> Any:
         q, pages = kernels.place(heads, pages, KVWriteTargets(places, places))
-        out = kernels.attend(spec, q, pages, jnp.zeros((9, 40), jnp.int32), tiles, sinks)
+        out = kernels.attend(q, PagedContext(spec, pages, jnp.zeros((9, 40), jnp.int32), tiles, sinks))
         return out, kernels.norms.rms(x, weight, 1e-5, 0.0)
 
     with on_an_h200():
@@ -142,9 +142,9 @@ def test_attention_to_shared_prefixes_is_translated(name: str, dtype: str, num_s
     tiles = Tiles(each, each, each, each, num_single, shared)
     with on_an_h200():
         sinks = jnp.zeros((spec.kv_heads, spec.group), q.dtype) if spec.has_sinks else None
-        given = q, pages, jnp.zeros((9, 40), jnp.int32), tiles, sinks
+        context = PagedContext(spec, pages, jnp.zeros((9, 40), jnp.int32), tiles, sinks)
         text, *in_order = (
-            jax.jit(partial(how, spec)).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+            jax.jit(how).trace(q, context).lower(lowering_platforms=("cuda",)).as_text()
             for how in (attend, fixed_order.attend)[: 2 if num_single == 64 else 1]
         )
     assert text.count("stablehlo.custom_call") == (5 if spec.sees_all else 4)
@@ -161,9 +161,10 @@ def test_latent_attention_is_translated(heads: int, dtype: str, num_single: int,
     tokens = num_single + (num_tiles - num_single) * TILE
     q, keys = jnp.zeros((tokens, 1, heads, 576), dtype), jnp.zeros((4, 32, 1, 576), dtype)
     each = jnp.zeros(num_tiles, jnp.int32)
-    given = q, (keys, keys), jnp.zeros((9, 40), jnp.int32), Tiles(each, each, each, each, num_single), None
+    tiles = Tiles(each, each, each, each, num_single)
+    context = PagedContext(spec, (keys, keys), jnp.zeros((9, 40), jnp.int32), tiles)
     with on_an_h200():
-        text = jax.jit(partial(GPU.attend_latent, spec)).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+        text = jax.jit(GPU.attend_latent).trace(q, context).lower(lowering_platforms=("cuda",)).as_text()
     of_prompts = num_tiles > num_single
     assert text.count('name = "latent_attention"') == (num_single > 0) + of_prompts
     has_few_programs = num_tiles == 10 and (heads, dtype) != (128, "float32")
@@ -176,9 +177,9 @@ def test_latents_of_any_size_are_translated(dtype: str) -> None:
     spec = AttentionSpec(1, 5, 28, 0.2, value_dim=20)
     q, keys = jnp.zeros((8 + TILE, 1, 5, 28), dtype), jnp.zeros((4, 24, 1, 28), dtype)
     each = jnp.zeros(9, jnp.int32)
-    given = q, (keys, keys), jnp.zeros((9, 40), jnp.int32), Tiles(each, each, each, each, 8), None
+    context = PagedContext(spec, (keys, keys), jnp.zeros((9, 40), jnp.int32), Tiles(each, each, each, each, 8))
     with on_an_h200():
-        text = jax.jit(partial(GPU.attend_latent, spec)).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+        text = jax.jit(GPU.attend_latent).trace(q, context).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count('name = "latent_attention"') == text.count('name = "combine_latent_parts"') == 2
 
 
@@ -187,9 +188,9 @@ def test_latent_attention_without_a_kernel_is_said_to_have_none(caplog: pytest.L
     gpu_kernels._warn_of_plain_latent_attention.cache_clear()
     q, keys = jnp.zeros((8, 1, 16, 576), jnp.bfloat16), jnp.zeros((4, 32, 1, 576), jnp.bfloat16)
     each = jnp.zeros(8, jnp.int32)
-    run = jax.jit(partial(gpu_kernels.GPU.attend_latent, spec))
-    given = q, (keys, keys), jnp.zeros((9, 40), jnp.int32), Tiles(each, each, each, each, 8), None
-    assert "stablehlo.while" in run.trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+    run = jax.jit(gpu_kernels.GPU.attend_latent)
+    context = PagedContext(spec, (keys, keys), jnp.zeros((9, 40), jnp.int32), Tiles(each, each, each, each, 8))
+    assert "stablehlo.while" in run.trace(q, context).lower(lowering_platforms=("cuda",)).as_text()
     assert "this latent attention has no kernel for this GPU" in caplog.text
 
 

@@ -19,6 +19,7 @@ from quire.ops.gpu.context_list import ContextList, Cut, context_list, whole_con
 from quire.ops.gpu.kernels import GPU
 from quire.ops.gpu.latent_attention import CUT, FEW, IN_LITTLE_MEMORY, MANY, Tiling, latent_attention, tiling_of
 from quire.ops.kernels import kernels_for
+from quire.ops.pages import PagedContext
 from tests.gpu.test_kernels import check, paged
 
 SMALL = Tiling(16, 16, 4, 1)
@@ -40,17 +41,17 @@ def spec_of(name: str) -> AttentionSpec:
 
 # Of contexts, each of several pages and blocks; more would take the interpreter longer.
 POSITIONS = 320
-plain_attention = jax.jit(tiled_attention, static_argnums=0)
+plain_attention = jax.jit(tiled_attention)
 compiled_list = jax.jit(context_list, static_argnums=(1, 2))
 
 
 @cache
-def compiled(spec: AttentionSpec, tiling: Tiling, of_decodes: Cut, of_prefills: Cut) -> Any:
-    def attend(*given: Any) -> jax.Array:
-        cut = of_decodes if given[-1] is None else of_prefills  # there is a result already: that of the decodes
-        return latent_attention(*given, tiling=tiling, cut=cut, interpret=True)
+def compiled(tiling: Tiling, of_decodes: Cut, of_prefills: Cut) -> Any:
+    def attend(q: jax.Array, context: PagedContext, out: jax.Array | None) -> jax.Array:
+        cut = of_decodes if out is None else of_prefills  # there is a result already: that of the decodes
+        return latent_attention(q, context, out, tiling=tiling, cut=cut, interpret=True)
 
-    return jax.jit(partial(gpu_kernels.latent_by, attend, spec))
+    return jax.jit(partial(gpu_kernels.latent_by, attend))
 
 
 def compare(
@@ -66,8 +67,9 @@ def compare(
     q, (keys, _), table, tiles = paged(spec, kind["page_size"], kind["dtype"], places, num_single, width)
     lengths = [1] * num_single + [length for _, length in places[num_single:]]  # decodes without a context have a row
     tiles, tokens = replace(tiles, offsets=jnp.asarray(np.cumsum([0, *lengths[:-1]]), jnp.int32)), sum(lengths)
-    expected = plain_attention(spec, q, (keys, keys), table, tiles)[:tokens, ..., : spec.value_dim]
-    out = compiled(spec, tiling, *cuts)(q, (keys, keys), table, tiles, None)[:tokens]
+    context = PagedContext(spec, (keys, keys), table, tiles)
+    expected = plain_attention(q, context)[:tokens, ..., : spec.value_dim]
+    out = compiled(tiling, *cuts)(q, context)[:tokens]
     check(out, expected, kind["dtype"])
     return np.asarray(out, np.float32)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from quire.ops.attention.spec import AttentionSpec
 from quire.ops.gpu.hopper.prefill_items import GROUPS, LEAST_TOKENS, WIDE, fits, prefill_items, tokens_of_group
-from quire.ops.pages import TILE, CodedPages, Tiles
+from quire.ops.pages import TILE, CodedPages, PagedContext, Tiles
 
 SPEC = AttentionSpec(8, 4, 128, 0.088)
 compiled = jax.jit(prefill_items, static_argnums=1)
@@ -53,7 +53,8 @@ def fits_with(
     q = jax.ShapeDtypeStruct((tokens, spec.kv_heads, spec.group, spec.head_dim), dtype)
     k = jax.ShapeDtypeStruct((9, page_size, spec.kv_heads, spec.head_dim), codes)
     pages: Any = CodedPages(k, k, None, None) if codes != "bfloat16" else (k, k)
-    return fits(spec, q, pages)
+    unused: Any = None
+    return fits(q, PagedContext(spec, pages, unused, unused))
 
 
 def test_what_it_is_for() -> None:

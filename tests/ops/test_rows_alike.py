@@ -19,7 +19,7 @@ from quire.ops.attention.spec import AttentionSpec
 from quire.ops.native import float_product, library
 from quire.ops.native import norms as native_norms
 from quire.ops.native.tiled_attention import tiled_attention
-from quire.ops.pages import Tiles
+from quire.ops.pages import PagedContext, Tiles
 from tests.compiling import AS_SERVED
 
 Array = np.ndarray[Any, Any]
@@ -132,7 +132,7 @@ def test_attention_of_a_query_does_not_depend_on_its_tile_nor_on_its_neighbours(
         offsets = np.cumsum([0, *lengths[:-1]])
         tiles = (np.zeros(len(lengths)), start + offsets, lengths, offsets)
         cut = Tiles(*(jnp.asarray(array, jnp.int32) for array in tiles), num_single=single)
-        return np.asarray(tiled_attention(spec, jnp.asarray(q), (pages[0], pages[1]), table, cut))
+        return np.asarray(tiled_attention(jnp.asarray(q), PagedContext(spec, (pages[0], pages[1]), table, cut)))
 
     together = attend(count)
     np.testing.assert_array_equal(attend(*[1] * count, single=count), together)

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -22,29 +22,25 @@ from quire.ops.gpu.parts import combine_parts
 from quire.ops.gpu.prefill_attention import prefill_attention
 from quire.ops.gpu.tiles import Block, Softmax
 from quire.ops.kernels import NATIVE, kernels_for
-from quire.ops.pages import TILE, Pages, Tiles
+from quire.ops.pages import TILE, PagedContext, Tiles
 from tests.ops.test_attention import dense, first_seen, sinks_of
 
 Array = np.ndarray[Any, Any]
 HEAD_DIM = 4
 NUM_TILES = 3
-TiledAttention = Callable[[AttentionSpec, jax.Array, Pages, jax.Array, Tiles, jax.Array | None], jax.Array]
+TiledAttention = Callable[[jax.Array, PagedContext], jax.Array]
 
 
-def interpreted(
-    spec: AttentionSpec, q: jax.Array, pages: Pages, table: jax.Array, tiles: Tiles, sinks: jax.Array | None = None
-) -> jax.Array:
+def interpreted(q: jax.Array, context: PagedContext) -> jax.Array:
     """The kernels of a GPU with small blocks and parts, so that short contexts have several."""
-    single, out = tiles.num_single, None
+    single, count, out = context.tiles.num_single, len(context.tiles), None
     if single:
         tiling = Tiling(block=16, num_warps=4, num_stages=1)
-        decodes = tiles.part(0, single)
-        out = decode_attention(spec, q, pages, table, decodes, sinks, part=16, tiling=tiling, interpret=True)
-        if single == len(tiles):
+        out = decode_attention(q, context.part(0, single), part=16, tiling=tiling, interpret=True)
+        if single == count:
             return out
     tiling = prefills.Tiling(rows=32, block=32, num_warps=4, num_stages=1)
-    rest = tiles.part(single, len(tiles))
-    return prefill_attention(spec, q, pages, table, rest, out, sinks, tiling=tiling, part=64, interpret=True)
+    return prefill_attention(q, context.part(single, count), out, tiling=tiling, part=64, interpret=True)
 
 
 # Those in use that are different, with their names; there is no native one where nothing can build it.
@@ -105,7 +101,7 @@ def cases(draw: st.DrawFn) -> tuple[Shape, list[Tile]]:
 
 @cache
 def compiled(implementation: str, spec: AttentionSpec) -> Any:
-    return jax.jit(partial(IN_USE[implementation], spec))
+    return jax.jit(lambda q, *given: IN_USE[implementation](q, PagedContext(spec, *given)))
 
 
 def tiles_of(tiles: list[Tile], num_single: int) -> Tiles:
@@ -204,7 +200,7 @@ def test_the_number_of_spans_read_is_found_at_run_time() -> None:
     shape = SHAPES[1]
     q, *pages = _arrays(shape)
     table, tiles = np.zeros((NUM_TILES, shape.width), np.int32), tiles_of([Tile(0, 0)] * NUM_TILES, NUM_TILES)
-    traced = jax.make_jaxpr(partial(tiled_attention, shape.spec))(q, tuple(pages), table, tiles)
+    traced = jax.make_jaxpr(tiled_attention)(q, PagedContext(shape.spec, tuple(pages), table, tiles))
     loops = [equation.primitive.name for equation in traced.eqns if equation.primitive.name in ("while", "scan")]
     assert loops == ["while"]  # a loop of a fixed number of turns would be a scan
 
@@ -244,7 +240,7 @@ def test_pages_of_a_smaller_type_are_summed_in_float32(dtype: str) -> None:
     table = np.tile(np.arange(1, shape.width + 1, dtype=np.int32), (NUM_TILES, 1))
     tiles = tiles_of([Tile(999, 1), Tile(511, 1), Tile(2, 1)], NUM_TILES)
     implementation = kernels_for("cpu", dtype).attend
-    out = jax.jit(partial(implementation, shape.spec))(q, (k_pages, v_pages), table, tiles)
+    out = jax.jit(implementation)(q, PagedContext(shape.spec, (k_pages, v_pages), table, tiles))
     assert out.dtype == dtype
     assert np.all(np.asarray(out, np.float32) == 1)
 
@@ -252,7 +248,8 @@ def test_pages_of_a_smaller_type_are_summed_in_float32(dtype: str) -> None:
 def test_every_platform_has_kernels_and_several_devices_have_those_that_xla_can_cut() -> None:
     assert kernels_for("cpu", "float32") in (NATIVE, PLAIN)
     assert kernels_for("cpu", "bfloat16") is PLAIN
-    assert kernels_for("gpu", "bfloat16") is kernels_for("gpu", "float32") is GPU
+    assert kernels_for("gpu", "bfloat16") == kernels_for("gpu", "float32")
+    assert kernels_for("gpu", "bfloat16").attend is GPU.attend
     assert kernels_for("tpu", "bfloat16") is PLAIN
 
 
@@ -275,6 +272,7 @@ def test_a_short_prompt_behind_a_long_context_is_put_together_of_parts(monkeypat
     tiles = tiles_of([Tile(600, 9), Tile(0, 20)], 0)
     q = jnp.asarray(rng.normal(size=(29, given.kv_heads, given.group, HEAD_DIM)), jnp.float32)
     how: Any = {"tiling": prefills.Tiling(32, 32, 4, 1), "interpret": True}
+    context = PagedContext(given, pages, jnp.tile(table, (2, 1)), tiles)
     cut: list[Any] = []
 
     def noted(out: jax.Array, counts: jax.Array, parts: Any, **named: Any) -> jax.Array:
@@ -282,7 +280,7 @@ def test_a_short_prompt_behind_a_long_context_is_put_together_of_parts(monkeypat
         return combine_parts(out, counts, parts, **named)
 
     monkeypatch.setattr(prefills, "combine_parts", noted)
-    out = prefill_attention(given, q, pages, jnp.tile(table, (2, 1)), tiles, **how)
+    out = prefill_attention(q, context, **how)
     assert cut[0].tolist() == [3] * 9 + [1] * 20
-    expected = tiled_attention(given, q, pages, jnp.tile(table, (2, 1)), tiles)
+    expected = tiled_attention(q, context)
     np.testing.assert_allclose(out, expected, atol=1e-5)

@@ -8,7 +8,7 @@ divide stay whole, as their weights and pages do: every device then computes all
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial, wraps
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
@@ -18,7 +18,7 @@ from quire.ops.attention.spec import AttentionSpec
 from quire.ops.attention.step_attention import Kernels
 from quire.ops.norms import Norms, rms_norm
 from quire.ops.page_moves import PLAIN_MOVES
-from quire.ops.pages import KVWriteTargets, Pages, Segments, Tiles
+from quire.ops.pages import KVWriteTargets, PagedContext, Pages, Segments
 from quire.ops.recurrence import Recurrence, RecurrentKernels, convolve
 from quire.ops.sampling_kernels import SamplingKernels
 from quire.ops.sharding import PAGE_AXES, PAGE_SCALE_AXES, sharding
@@ -119,22 +119,15 @@ def _sharded_place(kernel: Callable[..., Any], devices: _Devices) -> Callable[..
 
 def _sharded_attend(kernel: Callable[..., Rows], devices: _Devices) -> Callable[..., jax.Array]:
     @wraps(kernel)  # its module names the kernels
-    def attend(
-        spec: AttentionSpec,
-        q: jax.Array,
-        pages: Pages,
-        page_table: jax.Array,
-        tiles: Tiles,
-        sinks: jax.Array | None = None,
-    ) -> jax.Array:
-        def on_own_heads(q: jax.Array, *others: Any) -> jax.Array:
-            out = kernel(replace(spec, kv_heads=q.shape[1]), q, *others)
+    def attend(q: jax.Array, context: PagedContext) -> jax.Array:
+        def on_own_heads(q: jax.Array, context: PagedContext) -> jax.Array:
+            out = kernel(q, replace(context, spec=replace(context.spec, kv_heads=q.shape[1])))
             return values(out).reshape(*q.shape[:-1], -1)  # codes would be those of own heads alone
 
-        of_heads = devices.by_head(q)
-        in_specs = (of_heads, devices.by_page(pages), WHOLE, WHOLE, devices.of_sinks(sinks))
-        run = devices.on_each(on_own_heads, in_specs, of_heads)
-        return run(q, pages, page_table, tiles, sinks)  # type: ignore[no-any-return]
+        of_heads, whole = devices.by_head(q), cast(Any, WHOLE)
+        pages, sinks = devices.by_page(context.pages), cast(Any, devices.of_sinks(context.sinks))
+        of_context = replace(context, pages=pages, page_table=whole, tiles=whole, sinks=sinks)
+        return devices.on_each(on_own_heads, (of_heads, of_context), of_heads)(q, context)  # type: ignore[no-any-return]
 
     return attend
 

@@ -12,7 +12,17 @@ from quire.ops.attention.tiled_attention import tiled_attention
 from quire.ops.norms import PLAIN as PLAIN_NORMS
 from quire.ops.norms import Norms
 from quire.ops.page_moves import PLAIN_MOVES, PageMoves
-from quire.ops.pages import KVWriteTargets, PageAccess, Pages, Segments, Tiles, as_they_meet, put, read_tokens, written
+from quire.ops.pages import (
+    KVWriteTargets,
+    PageAccess,
+    PagedContext,
+    Pages,
+    Segments,
+    as_they_meet,
+    put,
+    read_tokens,
+    written,
+)
 from quire.ops.recurrence import PLAIN as PLAIN_RECURRENT
 from quire.ops.recurrence import RecurrentKernels
 from quire.ops.sampling_kernels import NONE as NO_SAMPLING_KERNELS
@@ -40,8 +50,8 @@ class Kernels(NamedTuple):
     """The operations of a platform. `place` finishes the heads and writes keys and values, `attend` reads them.
 
     `attend_fresh` is for sequences that are computed from their first position on, with keys and values [t, k, h]. It
-    may return None, and anything for padding; layers with sinks are not given to it. The last argument of `attend` are
-    the sinks [k, g] of a layer that has some. It gives [t, k, g, h], or rows [t, k * g * h] that have codes.
+    may return None, and anything for padding; layers with sinks are not given to it. `attend` gives [t, k, g, h], or
+    rows [t, k * g * h] that have codes.
 
     `decode_norms` are the norms of steps of decodes alone. `sampling` are those that choose tokens. `adapter_product`
     adds the products with adapters to others. `recurrent` is for layers with a recurrent state, `experts` for layers
@@ -50,7 +60,7 @@ class Kernels(NamedTuple):
     """
 
     place: Callable[[Heads, Pages, KVWriteTargets], tuple[jax.Array, Pages]]
-    attend: Callable[[AttentionSpec, jax.Array, Pages, jax.Array, Tiles, jax.Array | None], Rows]
+    attend: Callable[[jax.Array, PagedContext], Rows]
     attend_fresh: Callable[[AttentionSpec, jax.Array, jax.Array, jax.Array, Segments], jax.Array | None] = _declined
     max_fresh_sequences: int = 0  # that `attend_fresh` takes
     prompt_in_codes: PromptInCodes | None = None
@@ -60,9 +70,7 @@ class Kernels(NamedTuple):
     adapter_product: AdapterProduct = add_products
     recurrent: RecurrentKernels = PLAIN_RECURRENT
     # Like `attend`, for heads so wide that a platform may have another kernel, or none.
-    attend_latent: Callable[[AttentionSpec, jax.Array, Pages, jax.Array, Tiles, jax.Array | None], jax.Array] = (
-        tiled_attention
-    )
+    attend_latent: Callable[[jax.Array, PagedContext], jax.Array] = tiled_attention
     experts: ExpertKernels = NO_EXPERT_KERNELS
     rounding: RoundingOps = PLAIN_ROUNDING
     moves: PageMoves = PLAIN_MOVES
@@ -87,7 +95,7 @@ def step_attention(
         k, v = (jnp.where(real, array, 0) for array in read_tokens(pages, targets, q.dtype))
         if (out := kernels.attend_fresh(spec, q, k, v, segments)) is not None:
             return out, pages
-    return kernels.attend(spec, q, pages, access.page_table, access.tiles, heads.sinks), pages
+    return kernels.attend(q, PagedContext(spec, pages, access.page_table, access.tiles, heads.sinks)), pages
 
 
 def _latent_attention(
@@ -97,7 +105,7 @@ def _latent_attention(
     (keys,), targets, qk = pages, access.targets, scaled(heads.qkv)
     q, k = qk[:, :, :-1], qk[:, :, -1]
     keys = put(keys, k, targets)
-    out = kernels.attend_latent(spec, q, (keys, keys), access.page_table, access.tiles, None)
+    out = kernels.attend_latent(q, PagedContext(spec, (keys, keys), access.page_table, access.tiles))
     return out[..., : spec.value_dim], (keys,)
 
 

@@ -8,38 +8,29 @@ import jax
 import jax.numpy as jnp
 
 from quire.ops.attention.reference import MASKED, softcapped
-from quire.ops.attention.spec import AttentionSpec
-from quire.ops.pages import TILE, Pages, Tiles, read_pages
+from quire.ops.pages import TILE, PagedContext, read_pages
 
 SPAN = 128  # positions read at a time
 
 
-def tiled_attention(
-    spec: AttentionSpec,
-    q: jax.Array,
-    pages: Pages,
-    page_table: jax.Array,
-    tiles: Tiles,
-    sinks: jax.Array | None = None,
-) -> jax.Array:
+def tiled_attention(q: jax.Array, context: PagedContext) -> jax.Array:
     """Attention of q [t, k, g, h]; [t, k, g, h], zero for padding. Plain jnp, and as exact as the reference."""
     out = jnp.zeros_like(q)
-    count = tiles.num_single
-    parts = ((tiles.part(0, count), 1), (tiles.part(count, len(tiles)), TILE))
-    for part, size in parts:
-        if len(part):
-            at = part.offsets[:, None] + jnp.arange(size)  # [n, b]
+    count, all_tiles = context.tiles.num_single, len(context.tiles)
+    for part, size in ((context.part(0, count), 1), (context.part(count, all_tiles), TILE)):
+        tiles = part.tiles
+        if len(tiles):
+            at = tiles.offsets[:, None] + jnp.arange(size)  # [n, b]
             queries = q[jnp.minimum(at, len(q) - 1)]
-            real = jnp.arange(size) < part.lengths[:, None]
-            found = _attend(spec, queries, pages, page_table, part, sinks)
+            real = jnp.arange(size) < tiles.lengths[:, None]
+            found = _attend(queries, part)
             out = out.at[jnp.where(real, at, len(q))].set(found, mode="drop")
     return out
 
 
-def _attend(
-    spec: AttentionSpec, q: jax.Array, pages: Pages, page_table: jax.Array, tiles: Tiles, sinks: jax.Array | None
-) -> jax.Array:
+def _attend(q: jax.Array, context: PagedContext) -> jax.Array:
     """Attention of q [n, b, k, g, h]. The softmax is accumulated over spans, as many as the longest context needs."""
+    spec, pages, page_table, tiles = context.spec, context.pages, context.page_table, context.tiles
     n, b, heads, group, size = q.shape
     page_size = pages[0].shape[1]
     pages_per_span = max(1, min(SPAN // page_size, page_table.shape[1]))
@@ -74,8 +65,8 @@ def _attend(
 
     shape = (n, b, heads, group)
     nothing = jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros(q.shape, jnp.float32)
-    if sinks is not None:  # a first score, without a value
-        nothing = jnp.broadcast_to(sinks.astype(jnp.float32), shape), jnp.ones(shape, jnp.float32), nothing[2]
+    if context.sinks is not None:  # a first score, without a value
+        nothing = jnp.broadcast_to(context.sinks.astype(jnp.float32), shape), jnp.ones(shape, jnp.float32), nothing[2]
     num_spans = (jnp.max(ends) + span - 1) // span
     _, total, out = jax.lax.fori_loop(first, num_spans, read, nothing)
     result: jax.Array = (out / jnp.maximum(total, 1e-30)[..., None]).astype(q.dtype)

@@ -34,7 +34,7 @@ from quire.ops.gpu.tiles import (
     power_of_two,
     whole,
 )
-from quire.ops.pages import SHARED_STEP, Pages, Tiles
+from quire.ops.pages import SHARED_STEP, PagedContext
 
 NUM_PROGRAMS = 4224  # 32 for each multiprocessor of a large GPU; a few run at a time, and the fastest take the next
 
@@ -59,19 +59,15 @@ def cut_of(is_coded: bool, rows_and_heads: int) -> tuple[int, Tiling]:
     return next(((part, tiling) for most, part, tiling in of_few if rows_and_heads <= most), (PART, of_many))
 
 
-def decode_attention(spec: AttentionSpec, q: jax.Array, *others: Any, **options: Any) -> jax.Array:
+def decode_attention(q: jax.Array, context: PagedContext, **options: Any) -> jax.Array:
     """Attention of the first tokens of q [t, k, g, h], one of each tile; [t, k, g, h], of which the others are not
-    written. What else is given is that of `decode_parts`."""
-    return combine_parts(*decode_parts(spec, q, *others, **options), interpret=options.get("interpret", False))
+    written. The options are those of `decode_parts`."""
+    return combine_parts(*decode_parts(q, context, **options), interpret=options.get("interpret", False))
 
 
 def decode_parts(
-    spec: AttentionSpec,
     q: jax.Array,
-    pages: Pages,
-    page_table: jax.Array,
-    tiles: Tiles,
-    sinks: jax.Array | None = None,
+    context: PagedContext,
     *,
     part: int | None = None,
     tiling: Tiling | None = None,
@@ -81,16 +77,17 @@ def decode_parts(
 ) -> tuple[jax.Array, jax.Array, Parts]:
     """Results [t, k, g, h] of the contexts that are one part; how many parts each has; and those of the others.
     `in_packs`: tokens that share positions read them such that none has other bits for it."""
+    spec, pages, tiles, sinks = context.spec, context.pages, context.tiles, context.sinks
     heads, count = q.shape[1], len(tiles)
     own_part, own_tiling = cut_of(len(pages) > 2, count * heads)
     part, tiling = part or own_part, tiling or own_tiling
     done: SharedParts | None = None
     if tiles.shared is not None and spec.sees_all and not in_packs:
-        given = q, pages, page_table, tiles.shared
-        done = shared_attention(spec, *given, MAX_PARTS, tiling=shared_tiling, interpret=interpret)
+        done = shared_attention(q, context, MAX_PARTS, tiling=shared_tiling, interpret=interpret)
     packed = _rows_of(q, len(pages)) // power_of_two(q.shape[2]) if in_packs and spec.sees_all else 1  # tokens
     work = decode_list(spec, tiles, part, done, packed)
-    operands = [page_table, *work.of_entries(), q, *pages, *([] if sinks is None else [sinks]), *work.of_shared()]
+    own_sinks = [] if sinks is None else [sinks]
+    operands = [context.page_table, *work.of_entries(), q, *pages, *own_sinks, *work.of_shared()]
     aliases = {}
     shapes = [array(q.shape, q.dtype), *Parts.shapes(MAX_PARTS, q[:count])]
     if done is not None:

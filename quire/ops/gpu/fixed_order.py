@@ -5,13 +5,11 @@ every step, and a part of a context is known by its positions alone.
 """
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from quire.ops.attention.heads import Heads
-from quire.ops.attention.spec import AttentionSpec
 from quire.ops.attention.step_attention import PLAIN, Kernels
 from quire.ops.gpu import add_norm as sum_and_norm
 from quire.ops.gpu.decode_attention import OF_CODES, TILING, decode_attention
@@ -20,7 +18,7 @@ from quire.ops.gpu.kernels import add_rms_norm, attend_by
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import EXACT, ONE_ORDER, Tiling, prefill_attention
 from quire.ops.norms import Norms
-from quire.ops.pages import KVWriteTargets, Pages
+from quire.ops.pages import KVWriteTargets, PagedContext, Pages
 
 PLACED_TOKENS = 8  # of a program; no step has fewer
 
@@ -35,13 +33,13 @@ def place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[jax.Arra
     return place_heads(heads, pages, targets, block=PLACED_TOKENS)
 
 
-def decode(spec: AttentionSpec, q: jax.Array, pages: Pages, *given: Any) -> jax.Array:
-    tiling = OF_CODES if len(pages) > 2 else TILING
-    return decode_attention(spec, q, pages, *given, part=PART, tiling=tiling, in_packs=True)
+def decode(q: jax.Array, context: PagedContext) -> jax.Array:
+    tiling = OF_CODES if len(context.pages) > 2 else TILING
+    return decode_attention(q, context, part=PART, tiling=tiling, in_packs=True)
 
 
-def prefill(spec: AttentionSpec, q: jax.Array, *given: Any) -> jax.Array:
-    return prefill_attention(spec, q, *given, tiling=tiling_of(q.dtype), max_parts=1, masks_all=True)
+def prefill(q: jax.Array, context: PagedContext, out: jax.Array | None) -> jax.Array:
+    return prefill_attention(q, context, out, tiling=tiling_of(q.dtype), max_parts=1, masks_all=True)
 
 
 attend = attend_by(decode, prefill)

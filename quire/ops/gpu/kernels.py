@@ -38,7 +38,7 @@ from quire.ops.gpu.recurrence import convolve_single, recur_single
 from quire.ops.gpu.token_draws import draw_tokens
 from quire.ops.norms import Norms
 from quire.ops.page_moves import PageMoves
-from quire.ops.pages import CodedPages, KVWriteTargets, Pages, Segments, Tiles
+from quire.ops.pages import CodedPages, KVWriteTargets, PagedContext, Pages, Segments
 from quire.ops.recurrence import Recurrence, RecurrentKernels, recur_in_tiles
 from quire.ops.recurrence import convolve as plainly_convolved
 from quire.ops.sampling_kernels import SamplingKernels
@@ -83,25 +83,18 @@ def attend_by(
     padding, have the kernel `alone`, if there is one. The others have the kernel `apart`, if there is one: it gives an
     array of its own, or None where it is not for them."""
 
-    @partial(jax.jit, static_argnums=0)
-    def attend(
-        spec: AttentionSpec,
-        q: jax.Array,
-        pages: Pages,
-        page_table: jax.Array,
-        tiles: Tiles,
-        sinks: jax.Array | None = None,
-    ) -> Rows:
-        single = tiles.num_single
-        if single == len(tiles):
+    @jax.jit
+    def attend(q: jax.Array, context: PagedContext) -> Rows:
+        single, num_tiles = context.tiles.num_single, len(context.tiles)
+        if single == num_tiles:
             kernel = decode if alone is None or len(q) > single else alone
-            return kernel(spec, q, pages, page_table, tiles, sinks)
-        decodes, prefills = tiles.part(0, single), tiles.part(single, len(tiles))
-        out = decode(spec, q, pages, page_table, decodes, sinks) if single else None
-        found = None if apart is None else apart(spec, q, pages, page_table, prefills)
-        if found is not None:
-            return found if out is None else with_decodes(found, out, decodes)
-        return prefill(spec, q, pages, page_table, prefills, out, sinks)
+            return kernel(q, context)
+        decodes, prefills = context.part(0, single), context.part(single, num_tiles)
+        out = decode(q, decodes) if single else None
+        own = None if apart is None else apart(q, prefills)
+        if own is not None:
+            return own if out is None else with_decodes(own, out, decodes.tiles)
+        return prefill(q, prefills, out)
 
     return attend
 
@@ -118,42 +111,25 @@ def _warn_of_plain_latent_attention() -> None:
     log.warning("this latent attention has no kernel for this GPU: plain XLA runs in its place, many times slower")
 
 
-def plain_latent_attention(
-    spec: AttentionSpec,
-    q: jax.Array,
-    pages: Pages,
-    page_table: jax.Array,
-    tiles: Tiles,
-    sinks: jax.Array | None = None,
-) -> jax.Array:
+def plain_latent_attention(q: jax.Array, context: PagedContext) -> jax.Array:
     _warn_of_plain_latent_attention()
-    return tiled_attention(spec, q, pages, page_table, tiles, sinks)
+    return tiled_attention(q, context)
 
 
-def latent_by(
-    kernel: Callable[..., jax.Array],
-    spec: AttentionSpec,
-    q: jax.Array,
-    pages: Pages,
-    page_table: jax.Array,
-    tiles: Tiles,
-    sinks: jax.Array | None = None,
-) -> jax.Array:
+def latent_by(kernel: Callable[..., jax.Array], q: jax.Array, context: PagedContext) -> jax.Array:
     """[t, k, g, value_dim] by a kernel for the single tokens, and for the others. Layers of kinds that no model has are
     computed by XLA, and the log says so."""
-    if not spec.sees_all or sinks is not None:
-        return plain_latent_attention(spec, q, pages, page_table, tiles, sinks)
-    single, out = tiles.num_single, None
-    for part in (tiles.part(0, single), tiles.part(single, len(tiles))):
-        out = kernel(spec, q, pages[0], page_table, part, out) if len(part) else out
+    if not context.spec.sees_all or context.sinks is not None:
+        return plain_latent_attention(q, context)
+    single, out = context.tiles.num_single, None
+    for part in (context.part(0, single), context.part(single, len(context.tiles))):
+        out = kernel(q, part, out) if len(part.tiles) else out
     assert out is not None
     return out
 
 
-attend_latent = jax.jit(partial(latent_by, latent_attention), static_argnums=0)
-attend_latent_in_little_memory = jax.jit(
-    partial(latent_by, partial(latent_attention, many=IN_LITTLE_MEMORY)), static_argnums=0
-)
+attend_latent = jax.jit(partial(latent_by, latent_attention))
+attend_latent_in_little_memory = jax.jit(partial(latent_by, partial(latent_attention, many=IN_LITTLE_MEMORY)))
 
 
 @partial(jax.jit, static_argnums=0)

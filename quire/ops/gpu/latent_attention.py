@@ -17,7 +17,7 @@ from quire.ops.attention.spec import AttentionSpec
 from quire.ops.gpu.context_list import ContextList, Cut, context_list, whole_contexts
 from quire.ops.gpu.latent_parts import LatentParts, Rows, combine_latent_parts
 from quire.ops.gpu.tiles import MASKED, array, exponent_of_one, least_dot, load_masked, power_of_two, product, whole
-from quire.ops.pages import TILE, Tiles
+from quire.ops.pages import TILE, PagedContext, Tiles
 
 
 class Tiling(NamedTuple):
@@ -43,11 +43,8 @@ def tiling_of(dtype: Any, rows: int, many: Tiling = MANY) -> Tiling:
 
 
 def latent_attention(
-    spec: AttentionSpec,
     q: jax.Array,
-    keys: jax.Array,
-    page_table: jax.Array,
-    tiles: Tiles,
+    context: PagedContext,
     out: jax.Array | None = None,
     *,
     tiling: Tiling | None = None,
@@ -55,11 +52,13 @@ def latent_attention(
     many: Tiling = MANY,
     interpret: bool = False,
 ) -> jax.Array:
-    """Attention of q [t, k, g, h] over keys [num_pages, page_size, k, h]; [t, k, g, value_dim], written over `out`.
+    """Attention of q [t, k, g, h] over keys [num_pages, page_size, k, h], the first of the pages' arrays;
+    [t, k, g, value_dim], written over `out`.
 
     Tiles are all single tokens, or all of prefills. Tokens of no tile stay as they are in `out`; where there is none,
     anything may be there. Single tokens that are padding become zero. `many`: the tiling of many rows.
     """
+    spec, tiles = context.spec, context.tiles
     assert spec.value_dim is not None
     assert spec.sees_all
     is_single = tiles.num_single > 0
@@ -74,7 +73,7 @@ def latent_attention(
     in_parts = is_single or len(runs.starts) < cut.programs
     listed = context_list(ends, tiling.block, cut) if in_parts else whole_contexts(ends)
     tasks = _tasks(runs, listed)
-    operands = [page_table, tasks, q, keys] + ([] if out is None else [out])
+    operands = [context.page_table, tasks, q, context.pages[0]] + ([] if out is None else [out])
     shapes = [array((*q.shape[:3], spec.value_dim), q.dtype)]
     shapes += LatentParts.shapes(listed.num_places, tiles_of_heads, rows, spec.value_dim) if in_parts else ()
     result, *parts = pl.pallas_call(

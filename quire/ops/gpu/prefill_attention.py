@@ -16,7 +16,7 @@ from jax.experimental.pallas import triton as plgpu
 from quire.ops.attention.spec import AttentionSpec
 from quire.ops.gpu.parts import Parts, combine_parts
 from quire.ops.gpu.tiles import Block, Softmax, array, load_sinks, power_of_two, where_is, whole
-from quire.ops.pages import TILE, Pages, Tiles
+from quire.ops.pages import TILE, PagedContext, Pages, Tiles
 
 # Positions of a context in a part, at least: fewer where there is little to read, so that more programs read it.
 LEAST_PART, PART = 256, 1024
@@ -55,13 +55,9 @@ def tiling_of(q: jax.Array, pages: Pages) -> Tiling:
 
 
 def prefill_attention(
-    spec: AttentionSpec,
     q: jax.Array,
-    pages: Pages,
-    page_table: jax.Array,
-    tiles: Tiles,
+    context: PagedContext,
     out: jax.Array | None = None,
-    sinks: jax.Array | None = None,
     *,
     tiling: Tiling | None = None,
     part: int | None = None,
@@ -76,6 +72,7 @@ def prefill_attention(
     sums. Otherwise those that all queries of a program see are read by a loop of their own, which saves the masks, and
     which a compiler may round in another way.
     """
+    spec, pages, tiles, sinks = context.spec, context.pages, context.tiles, context.sinks
     tokens, heads, group, _ = q.shape
     tiling = tiling or tiling_of(q, pages)
     max_parts = max_parts or max(1, min(MAX_PARTS, MAX_TOKENS_TIMES_PARTS // power_of_two(tokens)))
@@ -88,14 +85,15 @@ def prefill_attention(
     each = least * -(-(ends - begins) // (least * max_parts))
     of_program = pl.BlockSpec((None,), lambda index, head, part: (index,))
     of_tile = pl.BlockSpec((None,), lambda index, head, part: (index // programs,))
-    operands = [page_table, begins, ends, each, tiles.slots, tiles.starts, tiles.lengths, tiles.offsets, q, *pages]
+    of_tiles = tiles.slots, tiles.starts, tiles.lengths, tiles.offsets
+    operands = [context.page_table, begins, ends, each, *of_tiles, q, *pages]
     operands += [] if sinks is None else [sinks]
     operands += [] if out is None else [out]
     shapes = [array(q.shape, q.dtype), *(Parts.shapes(max_parts, q) if max_parts > 1 else ())]
     result, *parts = pl.pallas_call(
         partial(_read, spec, positions, programs, tiling.block, masks_all, len(pages)),
         grid=(len(tiles) * programs, heads, max_parts),
-        in_specs=[whole(page_table), *[of_program] * 3, *[of_tile] * 4, *map(whole, operands[8:])],
+        in_specs=[whole(context.page_table), *[of_program] * 3, *[of_tile] * 4, *map(whole, operands[8:])],
         out_specs=[whole(shape) for shape in shapes],
         out_shape=shapes,
         input_output_aliases={} if out is None else {len(operands) - 1: 0},

@@ -17,7 +17,7 @@ from jax.experimental.pallas import triton as plgpu
 from quire.ops.attention.spec import AttentionSpec
 from quire.ops.gpu.parts import Parts
 from quire.ops.gpu.tiles import Block, Softmax, power_of_two, where_is, whole
-from quire.ops.pages import SHARED_STEP, TILE, Pages, SharedPrefixes
+from quire.ops.pages import SHARED_STEP, TILE, PagedContext
 
 PART = 256  # positions, at least
 MAX_PARTS = 8  # of one shared prefix
@@ -46,11 +46,8 @@ class SharedParts(NamedTuple):
 
 
 def shared_attention(
-    spec: AttentionSpec,
     q: jax.Array,
-    pages: Pages,
-    page_table: jax.Array,
-    shared: SharedPrefixes,
+    context: PagedContext,
     room: int,
     *,
     tiling: Tiling | None = None,
@@ -58,6 +55,8 @@ def shared_attention(
 ) -> SharedParts:
     """Attention of the first tokens of q [t, k, g, h], the single ones, to the positions that they share. The layer
     sees all positions. There is room for so many more parts of each token."""
+    spec, pages, shared = context.spec, context.pages, context.tiles.shared
+    assert shared is not None
     _, heads, group, _ = q.shape
     tokens = len(shared.tile_of)
     tiling = tiling or (EXACT if q.dtype == jnp.float32 else FEW if tokens <= FEW_TOKENS else MANY)
@@ -68,7 +67,7 @@ def shared_attention(
     rows = shared.tokens.reshape(-1, size)
     numbers = jnp.where(rows.max(axis=1) >= 0, jnp.repeat(counts, of_tile), 0)  # parts, in the list of work
     bounds = jnp.cumsum(jnp.pad(numbers, (0, power_of_two(len(numbers)) - len(numbers))))
-    operands = [page_table, bounds, rows, shared.slots, shared.lengths, each, q, *pages]
+    operands = [context.page_table, bounds, rows, shared.slots, shared.lengths, each, q, *pages]
     shapes = Parts.shapes(MAX_PARTS + room, q[:tokens])
     parts = pl.pallas_call(
         partial(_read, spec, tiling.block, of_tile),

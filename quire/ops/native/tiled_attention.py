@@ -4,26 +4,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from quire.ops.attention.spec import AttentionSpec
-from quire.ops.pages import CodedPages, Pages, Tiles
+from quire.ops.pages import CodedPages, PagedContext
 
 
-def tiled_attention(
-    spec: AttentionSpec,
-    q: jax.Array,
-    pages: Pages,
-    page_table: jax.Array,
-    tiles: Tiles,
-    sinks: jax.Array | None = None,
-) -> jax.Array:
+def tiled_attention(q: jax.Array, context: PagedContext) -> jax.Array:
     """As in attention/tiled_attention.py, for float32 on a CPU: decodes and prefills in one call. The library must have
     been loaded."""
+    spec, pages, tiles, sinks = context.spec, context.pages, context.tiles, context.sinks
     name = "quire_coded_attention" if isinstance(pages, CodedPages) else "quire_tiled_attention"
     call = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(q.shape, q.dtype))  # type: ignore[no-untyped-call]
     out: jax.Array = call(
         q,
         *pages,
-        page_table,
+        context.page_table,
         tiles.slots,
         tiles.starts,
         tiles.lengths,

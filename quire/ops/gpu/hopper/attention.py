@@ -2,44 +2,39 @@
 other GPUs."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from quire.ops.attention.spec import AttentionSpec
 from quire.ops.gpu.decode_attention import decode_parts
 from quire.ops.gpu.decode_list import MAX_PARTS
 from quire.ops.gpu.hopper.decode_items import part_of
 from quire.ops.gpu.hopper.prefill_items import fits
 from quire.ops.gpu.parts import Parts, combine_parts
 from quire.ops.gpu.rounded_parts import round_parts
-from quire.ops.pages import CodedPages, Pages, Tiles
+from quire.ops.pages import PagedContext, Tiles
 from quire.ops.weights.rounded_rows import RoundedRows
 
 
-def coded_decode_attention(spec: AttentionSpec, q: jax.Array, pages: Pages, *others: Any) -> jax.Array:
+def coded_decode_attention(q: jax.Array, context: PagedContext) -> jax.Array:
     """As `decode_attention`."""
-    return combine_parts(*coded_decode_parts(spec, q, pages, *others))
+    return combine_parts(*coded_decode_parts(q, context))
 
 
 def rounded_decode_attention(
-    parts: Callable[..., tuple[jax.Array, jax.Array, Parts]], spec: AttentionSpec, q: jax.Array, *others: Any
+    parts: Callable[..., tuple[jax.Array, jax.Array, Parts]], q: jax.Array, context: PagedContext
 ) -> RoundedRows:
     """By the kernel that gives `parts`, for tokens that are all single, as rows."""
-    return round_parts(*parts(spec, q, *others), jnp.float8_e4m3fn)
+    return round_parts(*parts(q, context), jnp.float8_e4m3fn)
 
 
-def coded_prefill_attention(
-    spec: AttentionSpec, q: jax.Array, pages: Pages, page_table: jax.Array, prefills: Tiles
-) -> jax.Array | None:
+def coded_prefill_attention(q: jax.Array, context: PagedContext) -> jax.Array | None:
     """Attention of the tokens of these tiles, [t, k, g, h]; the others may be anything. None: there is no kernel."""
-    if not fits(spec, q, pages):
+    if not fits(q, context):
         return None
     from quire.ops.gpu.hopper.coded_prefills import coded_prefills
 
-    assert isinstance(pages, CodedPages)
-    return coded_prefills(spec, q, pages, page_table, prefills)
+    return coded_prefills(q, context)
 
 
 def with_decodes(prefills: jax.Array, decodes: jax.Array, tiles: Tiles) -> jax.Array:
@@ -48,19 +43,11 @@ def with_decodes(prefills: jax.Array, decodes: jax.Array, tiles: Tiles) -> jax.A
     return prefills.at[places].set(decodes[: len(tiles)], mode="drop", unique_indices=True)
 
 
-def coded_decode_parts(
-    spec: AttentionSpec,
-    q: jax.Array,
-    pages: Pages,
-    page_table: jax.Array,
-    tiles: Tiles,
-    sinks: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array, Parts]:
+def coded_decode_parts(q: jax.Array, context: PagedContext) -> tuple[jax.Array, jax.Array, Parts]:
     """As `decode_parts`."""
-    part = part_of(spec, q, pages, len(tiles)) if tiles.shared is None else None
+    part = part_of(q, context) if context.tiles.shared is None else None
     if part is None:
-        return decode_parts(spec, q, pages, page_table, tiles, sinks)
+        return decode_parts(q, context)
     from quire.ops.gpu.hopper.coded_decodes import coded_decodes  # loading Mosaic takes a third of a second
 
-    assert isinstance(pages, CodedPages)
-    return coded_decodes(spec, q, pages, page_table, tiles, part, MAX_PARTS)
+    return coded_decodes(q, context, part, MAX_PARTS)

@@ -17,7 +17,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from quire.ops.attention.spec import AttentionSpec
 from quire.ops.gpu.coded_softmax import ROOM
 from quire.ops.gpu.hopper.code_fragments import (
     BY_COLUMN,
@@ -37,19 +36,19 @@ from quire.ops.gpu.hopper.item_turns import ItemTurns, fetch_blocks, num_program
 from quire.ops.gpu.hopper.warps import by_warp
 from quire.ops.gpu.parts import Parts
 from quire.ops.gpu.tiles import LOG2_E, MASKED, array
-from quire.ops.pages import CodedPages, Tiles
+from quire.ops.pages import CodedPages, PagedContext
 
 WORKERS, AHEAD = 2, 3  # groups that compute, and blocks that each of them has room for
 
 
-def coded_decodes(
-    spec: AttentionSpec, q: jax.Array, pages: CodedPages, page_table: jax.Array, tiles: Tiles, part: int, max_parts: int
-) -> tuple[jax.Array, jax.Array, Parts]:
+def coded_decodes(q: jax.Array, context: PagedContext, part: int, max_parts: int) -> tuple[jax.Array, jax.Array, Parts]:
     """Results [t, k, g, h] of the contexts that are one part; how many parts each has; and those of the others."""
+    pages, tiles = context.pages, context.tiles
+    assert isinstance(pages, CodedPages)
     items = items_of(tiles, part, max_parts)
     (_, heads, queries, _), page_size = q.shape, pages.k.shape[1]
     programs = num_programs()
-    form = _Form(heads, queries, spec.scale * LOG2_E, page_size, pages.k.dtype.name, q.dtype, programs)
+    form = _Form(heads, queries, context.spec.scale * LOG2_E, page_size, pages.k.dtype.name, q.dtype, programs)
     run = plgpu.kernel(
         partial(_kernel, form),
         out_type=[array(q.shape, q.dtype), *Parts.shapes(max_parts, q[: len(tiles)])],
@@ -63,7 +62,7 @@ def coded_decodes(
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup, approx_math=True, unsafe_no_auto_barriers=True
         ),
     )
-    out, *parts = run(page_table, items.fields, items.length, q, *pages)
+    out, *parts = run(context.page_table, items.fields, items.length, q, *pages)
     return out, items.parts, Parts(*parts)
 
 

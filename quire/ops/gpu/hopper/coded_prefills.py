@@ -16,7 +16,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from quire.ops.attention.spec import AttentionSpec
 from quire.ops.gpu.hopper.code_fragments import OF_CODES, OF_HALVES, SCALES_OF_PAGE
 from quire.ops.gpu.hopper.item_turns import ItemTurns, fetch_blocks, num_programs
 from quire.ops.gpu.hopper.prefill_fragments import (
@@ -30,7 +29,7 @@ from quire.ops.gpu.hopper.prefill_fragments import (
 from quire.ops.gpu.hopper.prefill_items import BLOCK, FEATURES, GROUPS, WIDE, prefill_items, tokens_of_group
 from quire.ops.gpu.hopper.warps import by_warp
 from quire.ops.gpu.tiles import LOG2_E, array
-from quire.ops.pages import CodedPages, Tiles
+from quire.ops.pages import CodedPages, PagedContext
 
 AHEAD = 3  # blocks of keys or values that have room at once, as codes, and widened
 WIDENS, FETCHES = GROUPS, GROUPS + 1  # the groups that do
@@ -39,15 +38,15 @@ COMPUTING_REGISTERS, WIDENING_REGISTERS, FETCHING_REGISTERS = 200, 72, 40
 LEAST_UNIT = 2.0**-100  # of scores: with less they are alike, and zero times a score that is masked is no number
 
 
-def coded_prefills(
-    spec: AttentionSpec, q: jax.Array, pages: CodedPages, page_table: jax.Array, tiles: Tiles
-) -> jax.Array:
+def coded_prefills(q: jax.Array, context: PagedContext) -> jax.Array:
     """Attention of q [t, k, g, h]; [t, k, g, h]. Tokens of no tile may be anything."""
+    pages = context.pages
+    assert isinstance(pages, CodedPages)
     (_, heads, queries, _), page_size = q.shape, pages.k.shape[1]
     tokens = tokens_of_group(queries)
-    items = prefill_items(tiles, GROUPS * tokens)
+    items = prefill_items(context.tiles, GROUPS * tokens)
     programs = num_programs()
-    form = _Form(heads, queries, tokens, spec.scale * LOG2_E, page_size, pages.k.dtype.name, programs)
+    form = _Form(heads, queries, tokens, context.spec.scale * LOG2_E, page_size, pages.k.dtype.name, programs)
     run = plgpu.kernel(
         partial(_kernel, form),
         out_type=array(q.shape, q.dtype),
@@ -61,7 +60,7 @@ def coded_prefills(
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup, approx_math=True, unsafe_no_auto_barriers=True
         ),
     )
-    out: jax.Array = run(page_table, items.fields, items.length, q, *pages)
+    out: jax.Array = run(context.page_table, items.fields, items.length, q, *pages)
     return out
 
 

@@ -1,12 +1,11 @@
 """The work of a kernel for decodes over pages of eight bits: parts of contexts, the longest first."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from quire.ops.attention.spec import AttentionSpec
-from quire.ops.pages import Tiles, is_coded
+from quire.ops.pages import PagedContext, Tiles, is_coded
 
 BLOCK = 64  # positions that are computed at a time
 COLUMNS = 8  # queries of a head, at most: the narrow side of the device's products
@@ -16,8 +15,9 @@ LEAST_SCALES = 8  # of a page: the least that is copied at once is 16 bytes
 PARTS = ((256, 512), (128, 256))
 
 
-def part_of(spec: AttentionSpec, q: jax.Array, pages: Any, rows: int) -> int | None:
+def part_of(q: jax.Array, context: PagedContext) -> int | None:
     """Positions of a part; None: the kernel is not for this."""
+    spec, pages, rows = context.spec, context.pages, len(context.tiles)
     heads, group, size = q.shape[1:]
     page_size = pages[0].shape[1]
     has_codes = is_coded(pages[0].dtype) and q.dtype == jnp.bfloat16

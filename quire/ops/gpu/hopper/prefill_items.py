@@ -1,12 +1,11 @@
 """The work of a kernel for prefills over pages of eight bits: tiles or parts of them, the longest contexts first."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from quire.ops.attention.spec import AttentionSpec
-from quire.ops.pages import TILE, Tiles, is_coded
+from quire.ops.pages import TILE, PagedContext, Tiles, is_coded
 
 BLOCK = 128  # positions that are computed at a time
 FEATURES = 128
@@ -30,8 +29,9 @@ def tokens_of_group(queries: int) -> int:
     return 16 if queries <= 4 else 8
 
 
-def fits(spec: AttentionSpec, q: jax.Array, pages: Any) -> bool:
+def fits(q: jax.Array, context: PagedContext) -> bool:
     """True if the kernel is for queries [t, k, g, h] of prefills."""
+    spec, pages = context.spec, context.pages
     tokens, _, queries, size = q.shape
     page_size = pages[0].shape[1]
     has_codes = is_coded(pages[0].dtype) and q.dtype == jnp.bfloat16
