@@ -24,14 +24,15 @@ import numpy as np
 
 from quire.models.context import PlatformOps
 from quire.models.params import Param, ParamTree, Tensor
-from quire.models.parts.feed_forward import Experts, gate_of
+from quire.models.parts.feed_forward import Experts
 from quire.ops.attention.attention import whole_sequence
-from quire.ops.gates import ClampedGate
+from quire.ops.gates import SILU, ClampedGate
 from quire.ops.gpu.expert_product import ExpertBlocks, blocks_of, expert_product
 from quire.ops.gpu.expert_weights import form_of
 from quire.ops.weights.activation_rounding import Rounding
 from quire.ops.weights.coded import Coded
-from quire.ops.weights.expert_product import NONE, kernels_of
+from quire.ops.weights.experts import NONE, kernels_of
+from quire.ops.weights.floats import PlainWeight
 from quire.ops.weights.four_bit_experts import FourBitExperts
 
 BYTES_A_SECOND, LAYERS, ROUNDS = 4.2e12, 4, 8
@@ -72,8 +73,8 @@ class Shape:
 
         gate_up, down = (self.num_experts, 1, 2, self.mlp, self.embed), (self.num_experts, self.embed, self.mlp)
         biases = (param(*gate_up[:-1]), param(*down[:-1])) if self.is_biased else (None, None)
-        activation = ClampedGate(1.702, 7.0) if self.is_biased else jax.nn.silu
-        return Experts(activation, Given(self.chosen), param(*gate_up), param(*down), *biases)
+        gate = ClampedGate(1.702, 7.0) if self.is_biased else SILU
+        return Experts(gate, Given(self.chosen), param(*gate_up), param(*down), *biases)
 
     def weights(self) -> list[ParamTree]:
         block = self.block()
@@ -106,7 +107,7 @@ class Shape:
 def coded(weight: jax.Array, kind: str) -> Any:
     """Codes of any numbers: of eight bits with a scale for each output, or of four with one for each 32 inputs."""
     if kind == "float":
-        return weight
+        return PlainWeight(weight)
     lead, inputs = weight.shape[:-1], weight.shape[-1]
     if kind == "mxfp4":
         codes = (weight.reshape(*lead, inputs // 2, 2)[..., 0] * 5000).astype(jnp.int32).astype(jnp.uint8)
@@ -210,7 +211,7 @@ def sweep(name: str, shape: Shape, tokens: int, part: str, most_s: float, real: 
     """One of the two products by blocks of other sizes, in random order, until time is up."""
     block, weights, routes = shape.block(), shape.weights(), shape.routes(tokens, real)
     is_gate = part == "gate_up"
-    gate = gate_of(block.activation) if is_gate else None
+    gate = block.gate if is_gate else None
     inputs, outputs = (shape.embed, shape.mlp) if is_gate else (shape.mlp, shape.embed)
     expert = routes[0]["expert"]
     x = jax.random.normal(jax.random.key(0), (tokens, 1 if is_gate else shape.chosen, inputs), DTYPE)

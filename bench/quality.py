@@ -38,7 +38,6 @@ from quire.ops.attention.spec import AttentionSpec
 from quire.ops.gpu.hopper.coded_prompts import LARGEST_WEIGHT
 from quire.ops.gpu.prompt_heads import CODE, EVERY, ROOM
 from quire.ops.pages import as_they_meet, coded, widened
-from quire.ops.weights.native_weight import NativeWeight
 from quire.ops.weights.rounded_rows import LARGEST_FLOAT8, LEAST_SCALE, RoundedRows, nearest_codes
 from quire.text.tokenizer import load_tokenizer
 
@@ -171,8 +170,7 @@ def by_output(model: Decoder, weights: ParamTree, kind: Kind) -> ParamTree:
     def make(param: Param, weight: Any) -> Any:
         if not is_quantized(param):
             return weight
-        floats = weight.values if isinstance(weight, NativeWeight) else weight
-        return for_kernels(channel_weight(floats, param, kind), param, None)
+        return for_kernels(channel_weight(weight.values, param, kind), None)
 
     made: ParamTree = jax.tree.map(make, model.params(), weights, is_leaf=lambda node: isinstance(node, Param))
     return made

@@ -18,7 +18,8 @@ from quire.models.params import Param
 from quire.ops.native import int8_product, library
 from quire.ops.sharding import sharding
 from quire.ops.weights.coded import experts_widened_bytes
-from quire.ops.weights.quantized import is_coded, quantized_row_bytes
+from quire.ops.weights.int8 import quantized_row_bytes
+from quire.ops.weights.weight import weights_of
 from quire.settings.machine import memory_bytes
 from quire.settings.resolve import MAX_RESERVED
 
@@ -112,10 +113,8 @@ def weight_sizes(
         shape = array.shape if array.sharding is None else array.sharding.shard_shape(array.shape)
         return int(prod(shape) * array.dtype.itemsize)
 
-    nodes = jax.tree.leaves(like, is_leaf=is_coded)
-    coded = [node for node in nodes if is_coded(node)]
-    if is_native and coded and library.need("codes"):
-        coded = []
+    weights = weights_of(like)
+    makes_copies = not is_native or not library.need("codes")
     of_experts = jax.tree.map(
         lambda param, weight: weight if param.is_of_experts else (),
         model.params(),
@@ -124,7 +123,7 @@ def weight_sizes(
     )
     return WeightSizes(
         sum(map(on_one, jax.tree.leaves(like))),
-        max((weight.widened_bytes for weight in coded), default=0),
+        max(weight.widened_bytes for weight in weights) if makes_copies else 0,
         sum(map(on_one, jax.tree.leaves(of_experts))),
     )
 

@@ -30,8 +30,8 @@ from quire.ops.recurrence import RecurrentOps
 from quire.ops.sampling_kernels import NONE as NO_SAMPLING_KERNELS
 from quire.ops.sampling_kernels import SamplingKernels
 from quire.ops.slot_access import slot_access
-from quire.ops.weights.quantized import for_rows
 from quire.ops.weights.rounded_rows import Rows
+from quire.ops.weights.weight import for_rows
 
 # The programs that sample: "any" can do everything and branches on the device; the others do what their names say.
 SamplingWay = Literal["any", "plain", "filtered"]

@@ -4,8 +4,7 @@ Both follow from the model's own `params`: each matrix of a layer can be adapted
 that it is joined from.
 """
 
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -19,16 +18,7 @@ from quire.files.peft import LowRank, PeftAdapter, open_adapter
 from quire.models.model import Model
 from quire.models.params import Array, Param, ParamTree
 from quire.ops.sharding import sharding
-from quire.ops.weights.adapters import (
-    AdaptedWeight,
-    AdapterProduct,
-    AdapterStack,
-    JoinedStack,
-    RoomyWeight,
-    Runs,
-    Stack,
-    runs_of,
-)
+from quire.ops.weights.adapters import AdapterProduct, AdapterStack, Runs, Stack, runs_of
 
 ROOM_UNIT = 16  # rows: products of other sizes are slow
 ROOM_SHARE = 8  # a weight with room has at most one row for adapters to so many of its own
@@ -80,10 +70,10 @@ def structure(model: Model, sizes: AdapterSizes, mesh: Mesh | None) -> list[Any]
 
 
 def make_room(weights: ParamTree, model: Model, sizes: AdapterSizes, share: int = ROOM_SHARE) -> None:
-    """Replace weights of a tree by `RoomyWeight`s, in place, so that there is never more than one matrix twice.
+    """Replace weights of a tree by those with room, in place, so that there is never more than one matrix twice.
 
     Every product reads the rows of all slots, whatever its rows have. So it is done where they are few beside the
-    weight's own, and where the weight is plain numbers of the adapters' type.
+    weight's own, and where a form has room: plain numbers of the adapters' type.
     """
     dtype = jnp.dtype(sizes.dtype)
 
@@ -93,42 +83,22 @@ def make_room(weights: ParamTree, model: Model, sizes: AdapterSizes, share: int 
                 visit(param, tree[name])
                 continue
             added = -(-sizes.slots * len(param.sources) * sizes.rank // ROOM_UNIT) * ROOM_UNIT
-            outputs = prod(param.shape[: len(param.shape) - param.num_contracted])
-            plain = isinstance(tree[name], jax.Array | jax.ShapeDtypeStruct) and tree[name].dtype == dtype
-            if plain and added * share <= outputs:
-                tree[name] = RoomyWeight(_roomy(tree[name], outputs, added), param.shape)
+            weight = tree[name]
+            if added * share <= prod(weight.outputs) and (roomy := weight.with_room(added, dtype)) is not None:
+                tree[name] = roomy
 
     for params, tree in zip(adapted_layers(model), weights["layers"], strict=True):
         visit(params, tree)
 
 
-def _roomy(weight: Any, outputs: int, added: int) -> Any:
-    """The weight as a matrix with so many more rows; the weight is deleted."""
-    if isinstance(weight, jax.ShapeDtypeStruct):
-        shape = (outputs + added, prod(weight.shape) // outputs)
-        return jax.ShapeDtypeStruct(shape, weight.dtype)  # type: ignore[no-untyped-call]
-    wide = _padded(weight, outputs, added)
-    weight.delete()
-    return wide
-
-
-@partial(jax.jit, static_argnums=(1, 2))
-def _padded(weight: jax.Array, outputs: int, added: int) -> jax.Array:
-    return jnp.pad(weight.reshape(outputs, -1), ((0, added), (0, 0)))
-
-
 def join(weights: ParamTree, stacks: list[Any]) -> tuple[ParamTree, list[Any]]:
     """Weights without those that have room for adapters, and stacks that have these. Stacks are as in `structure`."""
 
-    def visit(tree: ParamTree, stack: Any) -> tuple[ParamTree, Any]:
+    def visit(tree: ParamTree, stack: ParamTree) -> tuple[ParamTree, ParamTree]:
         left, joined = dict(tree), dict(stack)
         for name, part in stack.items():
             weight = tree[name]
-            if not isinstance(part, AdapterStack):
-                left[name], joined[name] = visit(weight, part)
-            elif isinstance(weight, RoomyWeight):
-                left[name] = None
-                joined[name] = JoinedStack(weight.values, part.b, part.ranks, part.runs, weight.shape)
+            left[name], joined[name] = visit(weight, part) if isinstance(part, dict) else weight.join(part)
         return left, joined
 
     layers = [visit(*pair) for pair in zip(weights["layers"], stacks, strict=True)]
@@ -159,10 +129,7 @@ def without_adapters(stacks: list[Any], old: list[Any]) -> list[Any]:
     """The structure of stacks, with the arrays of old ones that weights are in. These keep the `a` of old adapters,
     which no row has until its slot is written again."""
 
-    def kept(stack: Stack, old: Stack) -> Stack:
-        return replace(stack, both=old.both) if isinstance(old, JoinedStack) else stack
-
-    return _by_stack(kept, stacks, old)
+    return _by_stack(lambda stack, old: stack.with_weight_of(old), stacks, old)
 
 
 def put(stacks: list[Any], slot: jax.Array, adapter: list[Any]) -> list[Any]:
@@ -173,18 +140,7 @@ def put(stacks: list[Any], slot: jax.Array, adapter: list[Any]) -> list[Any]:
 def one_adapter(stacks: list[Any]) -> list[Any]:
     """The structure of what `host_adapter` makes for stacks of this structure."""
 
-    def like(stack: Stack) -> AdapterStack:
-        _, rank, *outputs = stack.b.shape
-        inputs = stack.shape[len(outputs) :] if isinstance(stack, JoinedStack) else stack.a.shape[3:]
-        a = (stack.parts, rank, *inputs)
-        arrays = (_array(a, stack.b.dtype), _array((rank, *outputs), stack.b.dtype), _array((), stack.ranks.dtype))
-        return AdapterStack(*arrays, stack.runs)
-
-    return _by_stack(like, stacks)
-
-
-def _array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+    return _by_stack(lambda stack: stack.like_one(), stacks)
 
 
 def _by_stack(function: Any, *trees: list[Any]) -> list[Any]:
@@ -197,9 +153,9 @@ def with_adapters(weights: ParamTree, stacks: Any, rows: jax.Array, product: Ada
     adapted = dict(weights)
     for name, stack in stacks.items():
         adapted[name] = (
-            AdaptedWeight(weights[name], stack, rows, product)
-            if isinstance(stack, Stack)
-            else with_adapters(weights[name], stack, rows, product)
+            with_adapters(weights[name], stack, rows, product)
+            if isinstance(stack, dict)
+            else stack.adapt(weights[name], rows, product)
         )
     return adapted
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any, Literal
 
@@ -21,23 +22,11 @@ from quire.models.formats.quantized_source import QuantizedSource
 from quire.models.model import Model
 from quire.models.params import Param, ParamTree
 from quire.models.parts.standard import HEAD_NAME
+from quire.ops.kernels import gpu_form
 from quire.ops.native import int8_product, library
 from quire.ops.sharding import put
-from quire.ops.weights.coded import Coded, Parts
-from quire.ops.weights.four_bit_experts import FourBitExperts
-from quire.ops.weights.four_bits import FourBits
-from quire.ops.weights.native_weight import NativeWeight
-from quire.ops.weights.quantized import (
-    Packed,
-    QuantizedWeight,
-    group,
-    group_codes,
-    map_arrays,
-    pack,
-    pack_codes,
-    pack_expert_codes,
-    pack_experts,
-)
+from quire.ops.weights.int8 import group, group_codes, pack, pack_codes, pack_expert_codes, pack_experts
+from quire.ops.weights.weight import Weight, map_arrays, map_weights
 
 Quantize = Literal["none", "int8", "fp8"]
 
@@ -73,8 +62,8 @@ def load_weights(
             nonlocal done
             weight = placed(next(hosts), param, placement)
             if has_channels(param, quantize):
-                weight = channel_weight(weight, param, quantize, placement)
-            weight = for_kernels(weight, param, placement)
+                weight = channel_weight(weight.values, param, quantize, placement)
+            weight = for_kernels(weight, placement)
             jax.block_until_ready(weight)  # type: ignore[no-untyped-call]  # one weight in flight bounds the host's memory
             done += reader.num_bytes(param)
             report(done, total)
@@ -122,7 +111,7 @@ class _WeightReader:
             return quantized(host, param, self.placement)
         # A read-only array is a view of the file; a device array must not share its memory.
         copy = _shares_memory(param, self.placement) and not host.flags.writeable
-        return host.astype(jnp.dtype(param.dtype(self.dtype)), copy=copy)
+        return param.plain(host.astype(jnp.dtype(param.dtype(self.dtype)), copy=copy))
 
     def _names(self, param: Param) -> list[str]:
         return [self.stored[tensor.name] for tensor in param.sources]
@@ -139,9 +128,10 @@ def weights_like(
     """The shapes, dtypes and places of what `load_weights` gives on devices other than one CPU."""
     stored = stored_names(model, source) if isinstance(source, QuantizedSource) else {}
     params = model.params() if source is None else stored_params(model, source)
+    on_gpu = jax.default_backend() == "gpu"
 
     def like(param: Param) -> Any:
-        weight: Any = jax.ShapeDtypeStruct(param.shape, jnp.dtype(param.dtype(dtype)))  # type: ignore[no-untyped-call]
+        weight = param.plain(jax.ShapeDtypeStruct(param.shape, jnp.dtype(param.dtype(dtype))))  # type: ignore[no-untyped-call]
         if has_channels(param, quantize):
             weight = channel_like(param, quantize)
         elif isinstance(source, QuantizedSource) and quantize == "none":
@@ -152,7 +142,7 @@ def weights_like(
             return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=where)  # type: ignore[no-untyped-call]
 
         made = map_arrays(place, weight, param.axes)
-        return direct(made, is_alone=placement is None) if jax.default_backend() == "gpu" else made
+        return map_weights(partial(gpu_form, is_alone=placement is None), made) if on_gpu else made
 
     return map_params(like, params)
 
@@ -168,40 +158,26 @@ def has_channels(param: Param, quantize: Quantize) -> bool:
     return quantize != "none" and is_quantized(param) and (quantize == "fp8" or jax.default_backend() != "cpu")
 
 
-def quantized(host: Array, param: Param, placement: Placement | None) -> QuantizedWeight:
+def quantized(host: Array, param: Param, placement: Placement | None) -> Weight:
     """In the format of the int8 product: packed for the native kernel on one device, groups elsewhere."""
     packs = placement is None and jax.default_backend() == "cpu" and int8_product.is_fast()
     if host.dtype == BLOCK:
         codes, scales = host["codes"], host["scale"]
         if packs and param.is_of_experts:
             return pack_expert_codes(codes, scales)
-        return pack_codes(codes, scales, param.num_contracted) if packs else group_codes(codes, scales)
+        return (pack_codes if packs else group_codes)(codes, scales, param.contracted)
     if packs and param.is_of_experts:
         return pack_experts(host)
-    return pack(host, param.num_contracted) if packs else group(host)
+    return (pack if packs else group)(host, param.contracted)
 
 
-def for_kernels(weight: Any, param: Param, placement: Placement | None) -> Any:
-    """The types that the native library multiplies on one CPU, of float32 and of codes; or codes for a GPU."""
+def for_kernels(weight: Any, placement: Placement | None) -> Any:
+    """A weight in the form that its devices multiply; anything else as it is."""
     if jax.default_backend() == "gpu":
-        return direct(weight, is_alone=placement is None)
-    if placement is not None or jax.default_backend() != "cpu" or not param.is_matrix or not library.load():
+        return map_weights(partial(gpu_form, is_alone=placement is None), weight)
+    if placement is not None or jax.default_backend() != "cpu" or not library.load():
         return weight
-    if isinstance(weight, Coded):
-        return replace(weight, is_native=True)
-    if isinstance(weight, Parts):
-        return replace(weight, weights=tuple(for_kernels(part, param, placement) for part in weight.weights))
-    return NativeWeight(weight) if isinstance(weight, jax.Array) and weight.dtype == jnp.float32 else weight
-
-
-def direct(weight: Any, *, is_alone: bool = False) -> Any:
-    """A weight whose codes are multiplied as they are, on GPUs; `is_alone`: on one."""
-    if isinstance(weight, Parts):
-        return replace(weight, weights=tuple(direct(part, is_alone=is_alone) for part in weight.weights))
-    if not isinstance(weight, Coded):
-        return weight
-    of_one = (FourBits.of(weight) or FourBitExperts.of(weight)) if is_alone else None
-    return of_one or replace(weight, is_direct=True)
+    return map_weights(lambda one: one.native(), weight)
 
 
 def _stacked(experts: Iterable[Any], param: Param) -> Any:
@@ -214,8 +190,7 @@ def _stacked(experts: Iterable[Any], param: Param) -> Any:
         whole = whole or [np.empty((param.shape[0], *array.shape[1:]), array.dtype) for array in arrays]
         for array, to in zip(arrays, whole, strict=True):
             to[index] = array[0]
-    joined = jax.tree.unflatten(jax.tree.structure(one), whole)
-    return replace(joined, shape=param.shape) if isinstance(joined, Packed) else joined
+    return jax.tree.unflatten(jax.tree.structure(one), whole).for_shape(param.shape)
 
 
 def _read_blocks(param: Param, source: TensorSource, names: Sequence[str]) -> Array | None:

@@ -9,8 +9,8 @@ from quire.ops.norms import PLAIN, Norms
 from quire.ops.recurrence import PLAIN as PLAIN_RECURRENT
 from quire.ops.recurrence import RecurrentOps
 from quire.ops.weights.adapters import AdapterProduct, add_products
-from quire.ops.weights.expert_product import NONE as NO_EXPERT_KERNELS
-from quire.ops.weights.expert_product import ExpertKernels
+from quire.ops.weights.experts import NONE as NO_EXPERT_KERNELS
+from quire.ops.weights.experts import ExpertKernels
 from quire.ops.weights.rounded_rows import PLAIN as PLAIN_ROUNDING
 from quire.ops.weights.rounded_rows import RoundingOps
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from quire.files.tensor_source import BLOCK_SIZE
+from quire.ops.weights.floats import PlainWeight
 
 Array = np.ndarray[Any, Any]
 Join = Callable[[Sequence[Array]], Array]
@@ -61,6 +62,15 @@ class Param:
     def dtype(self, of_others: str) -> str:
         """The dtype that it has where the model's weights have that of others."""
         return "float32" if self.is_float32 else of_others
+
+    @property
+    def contracted(self) -> int:
+        """Axes of inputs of a matrix; one where none is declared."""
+        return max(1, self.num_contracted)
+
+    def plain(self, array: Any) -> Any:
+        """An array of its shape as the model takes it: a weight, if it is a matrix."""
+        return PlainWeight(array, self.contracted) if self.is_matrix else array
 
     @property
     def is_matrix(self) -> bool:

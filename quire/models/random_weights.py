@@ -66,14 +66,16 @@ def random_weights(
 
         def make(param: Param) -> Any:
             nonlocal done
-            weight: Any = ready.pop(id(param)) if id(param) in ready else drawn(param)
+            array = ready.pop(id(param)) if id(param) in ready else drawn(param)
             if is_grouped(param, quantize):
-                weight = placed(quantized(np.asarray(weight), param, placement), param, placement)
+                weight = placed(quantized(np.asarray(array), param, placement), param, placement)
             elif has_channels(param, quantize):
-                weight = channel_weight(weight, param, quantize, placement)
+                weight = channel_weight(array, param, quantize, placement)
+            else:
+                weight = param.plain(array)
             done += math.prod(param.shape) * item_bytes
             report(done, total)
-            return for_kernels(weight, param, placement)
+            return for_kernels(weight, placement)
 
         return map_params(make, params)
 

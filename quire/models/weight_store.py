@@ -21,7 +21,7 @@ from quire.models.checkpoint import for_kernels, leaves, map_params, placed
 from quire.models.model import Model
 from quire.models.params import Param, ParamTree
 from quire.ops.native.int8_product import tiles_shape
-from quire.ops.weights.quantized import Packed
+from quire.ops.weights.int8 import Packed
 from quire.settings.memory import as_size
 
 log = logging.getLogger(__name__)
@@ -123,6 +123,6 @@ def _kept_shape(param: Param) -> tuple[int, ...]:
 
 
 def _on_device(array: Array, param: Param) -> Any:
-    num_contracted = 1 if param.is_of_experts else param.num_contracted
-    weight = Packed(array, param.shape, num_contracted) if num_contracted else array
-    return for_kernels(placed(weight, param, None), param, None)
+    is_packed = param.is_of_experts or param.num_contracted > 0
+    weight = Packed(array, param.shape, param.contracted) if is_packed else param.plain(array)
+    return for_kernels(placed(weight, param, None), None)

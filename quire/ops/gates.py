@@ -32,3 +32,6 @@ class ClampedGate:
     def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         gate = jnp.minimum(gate, self.limit)
         return (jnp.clip(up, -self.limit, self.limit) + 1) * gate * jax.nn.sigmoid(self.alpha * gate)
+
+
+SILU = PlainGate(jax.nn.silu)

@@ -1,4 +1,4 @@
-"""The kernels of each platform."""
+"""The kernels of each platform, and the forms of weights that they read."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -18,7 +18,9 @@ from quire.ops.native.sampling import filter_cuts, highest
 from quire.ops.native.tiled_attention import tiled_attention
 from quire.ops.pages import CodedPages, KVWriteTargets, Pages
 from quire.ops.sampling_kernels import SamplingKernels
+from quire.ops.weights.four_bit_experts import FourBitExperts
 from quire.ops.weights.rounded_rows import scaled
+from quire.ops.weights.weight import Weight
 
 
 def native_place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[Array, Pages]:
@@ -73,3 +75,12 @@ def _of_one_device(platform: str, dtype: str, gpu: GpuCapability | None) -> Kern
 
         return gpu_kernels(gpu)
     return PLAIN
+
+
+def gpu_form(weight: Weight, *, is_alone: bool) -> Weight:
+    """A weight as one GPU multiplies it, or as several do, between which XLA cuts its arrays."""
+    if not is_alone:
+        return weight.direct()
+    from quire.ops.gpu.four_bit_product import GPUFourBits
+
+    return weight.direct((GPUFourBits.of, FourBitExperts.of))

@@ -31,7 +31,8 @@ from quire.models.context import NoStates, PlatformOps, TokenContext
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
 from quire.ops.attention.attention import whole_sequence
-from quire.ops.weights.native_weight import NativeWeight
+from quire.ops.weights.floats import NativeWeight, PlainWeight
+from quire.ops.weights.weight import Weight, map_weights
 from quire.request import FinishReason, Request
 from tests.compiling import QUICKLY
 from tests.models.cases import CASES
@@ -113,10 +114,10 @@ class Run:
 def _plain(weights: ParamTree) -> Any:
     """Arrays, and none for the native library."""
 
-    def is_native(node: Any) -> bool:
-        return isinstance(node, NativeWeight)
+    def plain(weight: Weight) -> Weight:
+        return PlainWeight(weight.values, weight.num_contracted) if isinstance(weight, NativeWeight) else weight
 
-    return jax.tree.map(lambda one: one.values if is_native(one) else one, weights, is_leaf=is_native)
+    return map_weights(plain, weights)
 
 
 class Rig:

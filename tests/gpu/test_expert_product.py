@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from quire.models.context import PlatformOps
-from quire.models.parts.feed_forward import grouped
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from quire.ops.attention.attention import whole_sequence
@@ -20,7 +19,8 @@ from quire.ops.gpu.expert_product import ExpertBlocks, expert_product, tiles_of
 from quire.ops.norms import Norms, add_rms_norm
 from quire.ops.weights.activation_rounding import Rounding
 from quire.ops.weights.coded import Coded
-from quire.ops.weights.expert_product import NONE, Gate, kernels_of
+from quire.ops.weights.experts import NONE, Gate, kernels_of
+from quire.ops.weights.floats import PlainWeight
 from quire.ops.weights.four_bit_experts import FourBitExperts
 from quire.ops.weights.rounded_rows import scaled
 from quire.ops.weights.visit_sums import VisitSums
@@ -71,7 +71,7 @@ def test_visits_are_multiplied_by_their_experts(name: str, gate: str, dtype: str
     x = numbers((tokens, 1 if is_gated else chosen, inputs), dtype, 1) * 8
     weight = numbers((num_experts, *((1, 2) if is_gated else ()), outputs, inputs), dtype, 2)
     for bias in (None, numbers(weight.shape[:-1], dtype, 3)):
-        found = product(x, jnp.asarray(expert), weight, bias, gate=GATES[gate])
+        found = product(x, jnp.asarray(expert), PlainWeight(weight), bias, gate=GATES[gate])
         assert found.dtype == (dtype if is_gated else jnp.float32)
         check(found, plain(x, expert, weight, bias, GATES[gate]), dtype)
 
@@ -96,7 +96,7 @@ def test_a_lone_row_among_padding_visits_its_experts(tokens: int, num_experts: i
     """Tiles are visits here, of which only those of the first token are the first of their expert."""
     expert = np.broadcast_to(choices(1, num_experts, chosen)[::-1], (tokens, chosen))
     x, weight = numbers((tokens, chosen, 64), "float32", 1), numbers((num_experts, 32, 64), "float32", 2)
-    check(product(x, jnp.asarray(expert), weight), plain(x, expert, weight, None, None), "float32")
+    check(product(x, jnp.asarray(expert), PlainWeight(weight)), plain(x, expert, weight, None, None), "float32")
 
 
 @each_dtype
@@ -140,7 +140,7 @@ def plain_codes(x: jax.Array, expert: Any, weight: Coded) -> Any:
     order = np.argsort(flat, stable=True)
     rows = jnp.broadcast_to(x, (*expert.shape, x.shape[-1])).reshape(-1, x.shape[-1])
     sizes = jnp.asarray(np.bincount(flat, minlength=weight.shape[0]))
-    sums = jax.jit(lambda x, weight: weight.grouped_product(x, sizes, grouped))(rows[order], weight)
+    sums = jax.jit(lambda x, weight: weight.grouped_product(x, sizes))(rows[order], weight)
     return np.asarray(sums)[np.argsort(order)].reshape(*expert.shape, -1)
 
 
@@ -174,13 +174,13 @@ def test_few_rows_meet_codes_as_they_are_and_scales_of_experts_are_kept() -> Non
 def test_all_rows_may_visit_one_expert_and_the_others_are_not_read(tokens: int, expert: int) -> None:
     weight = jnp.full((8, 64, 96), jnp.nan, jnp.float32).at[expert].set(numbers((64, 96), "float32", 2))
     x, chosen = numbers((tokens, 1, 96), "float32", 1), np.full((tokens, 1), expert)
-    check(product(x, jnp.asarray(chosen), weight), plain(x, chosen, weight, None, None), "float32")
+    check(product(x, jnp.asarray(chosen), PlainWeight(weight)), plain(x, chosen, weight, None, None), "float32")
 
 
 @pytest.mark.parametrize("tokens", [7, 100])
 def test_a_row_does_not_depend_on_its_neighbours(tokens: int) -> None:
     """Neither on where it is, nor on what is beside it, nor on where that goes."""
-    expert, weight = choices(tokens, 8, 2), numbers((8, 64, 96), "float32", 2)
+    expert, weight = choices(tokens, 8, 2), PlainWeight(numbers((8, 64, 96), "float32", 2))
     x = numbers((tokens, 1, 96), "float32", 1)
     turned = np.roll(expert, 1, axis=0)
     turned[1:4] = (turned[1:4] + 1) % 8
@@ -226,4 +226,5 @@ def test_tiles_have_every_visit_once_with_its_expert(rows: int, tokens: int, num
 
 def test_weights_of_another_type_are_declined() -> None:
     x, expert = jnp.zeros((1, 1, 64), jnp.bfloat16), jnp.zeros((1, 1), jnp.int32)
-    assert expert_product(x, expert, jnp.zeros((4, 32, 64), jnp.float32), interpret=True) is None
+    weight = PlainWeight(jnp.zeros((4, 32, 64), jnp.float32))
+    assert expert_product(x, expert, weight, interpret=True) is None

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.models.checkpoint import direct
 from quire.models.formats.channel_weights import channel_weight
 from quire.models.params import Param
 from quire.ops.weights.coded import FEW_ROWS
@@ -22,7 +21,7 @@ def test_products_are_those_of_the_dequantised_numbers(kind: Any, rows: int, dty
     outputs, inputs = 640, 1024
     param = Param((outputs, inputs), ("mlp", "embed"), (), join=lambda tensors: tensors[0], num_contracted=1)
     chance = np.random.default_rng(0)
-    weight = direct(channel_weight(jnp.asarray(chance.normal(size=param.shape), dtype), param, kind))
+    weight = channel_weight(jnp.asarray(chance.normal(size=param.shape), dtype), param, kind).direct()
     x = jnp.asarray(chance.normal(size=(rows, inputs)) * np.exp(chance.uniform(-3, 3, (rows, 1))), dtype)
     got = np.asarray(jax.jit(lambda x, weight: weight.product(x, x.dtype))(x, weight), np.float64)
     near = np.asarray(x, np.float64)

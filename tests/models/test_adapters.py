@@ -30,7 +30,7 @@ from quire.models.params import ParamTree
 from quire.models.registry import FAMILIES, build_model
 from quire.ops.attention.attention import whole_sequence
 from quire.ops.weights.adapters import RoomyWeight
-from quire.ops.weights.native_weight import NativeWeight
+from quire.ops.weights.floats import NativeWeight
 from tests.models.adapter_files import Merged, modules_of, write_adapter
 from tests.models.cases import CASES, PROMPT_LENGTH, VOCAB_SIZE
 from tests.models.tiny import NamedTensors, prompt, relative_error, whole_logits

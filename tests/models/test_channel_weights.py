@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 
 from quire.executor.memory import weight_bytes, weight_sizes
-from quire.models.checkpoint import direct, leaves, load_weights, weights_like
+from quire.models.checkpoint import leaves, load_weights, weights_like
 from quire.models.formats.channel_weights import channel_weight, is_quantized
 from quire.models.params import Param, ParamTree
-from quire.models.parts.projection import code_dtype, project_sums
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from quire.ops.gpu import rounded_rows as gpu_rows
 from quire.ops.weights import coded
 from quire.ops.weights.adapters import AdaptedWeight, AdapterStack, add_products
 from quire.ops.weights.coded import Coded
+from quire.ops.weights.products import project_sums
 from quire.ops.weights.rounded_rows import CodeProduct, RoundingOps, round_rows
+from quire.ops.weights.weight import code_dtype, map_weights
 from tests.models.cases import CASES
 from tests.models.test_quantized import on_first_device, spread
 from tests.models.tiny import NamedTensors, prompt, relative_error, whole_logits
@@ -100,7 +101,7 @@ def test_a_weight_is_the_nearest_codes_and_the_scale_of_each_output(kind: Any) -
 def test_codes_are_multiplied_by_codes_where_there_are_many_rows(kind: Any, dtype: str) -> None:
     """As a GPU does it. The sums are those of the dequantised numbers, rows of any size included."""
     param, numbers = matrix()
-    weight = direct(channel_weight(jnp.asarray(numbers), param, kind))
+    weight = channel_weight(jnp.asarray(numbers), param, kind).direct()
     x = jnp.asarray(rows(MANY), dtype)
     wide = np.asarray(weight.codes).astype(np.float32) * np.asarray(weight.scales)
     x_codes, x_scales = weight.rounding.codes(x, None)
@@ -113,7 +114,7 @@ def test_codes_are_multiplied_by_codes_where_there_are_many_rows(kind: Any, dtyp
 
 def test_few_rows_are_multiplied_as_they_are() -> None:
     param, numbers = matrix()
-    weight = direct(channel_weight(jnp.asarray(numbers), param, "fp8"))
+    weight = channel_weight(jnp.asarray(numbers), param, "fp8").direct()
     x = rows(coded.FEW_ROWS)
     wide = np.asarray(weight.codes).astype(np.float32) * np.asarray(weight.scales)
     exact = x @ wide.T
@@ -123,7 +124,7 @@ def test_few_rows_are_multiplied_as_they_are() -> None:
 @pytest.mark.parametrize("count", [coded.FEW_ROWS, MANY])
 def test_a_row_does_not_depend_on_its_neighbours(count: int) -> None:
     param, numbers = matrix()
-    product = jax.jit(direct(channel_weight(jnp.asarray(numbers), param, "fp8")).product)
+    product = jax.jit(channel_weight(jnp.asarray(numbers), param, "fp8").direct().product)
     x = rows(count)
     among = np.asarray(product(x))
     others = 1e4 * np.random.default_rng(3).standard_normal(x.shape, dtype=np.float32)
@@ -133,7 +134,7 @@ def test_a_row_does_not_depend_on_its_neighbours(count: int) -> None:
 
 def test_the_direct_product_is_for_scales_of_outputs_alone() -> None:
     param, numbers = matrix()
-    weight = direct(channel_weight(jnp.asarray(numbers), param, "fp8"))
+    weight = channel_weight(jnp.asarray(numbers), param, "fp8").direct()
     assert weight.widened_bytes == 0
     x = jnp.asarray(rows(MANY))
     cut = replace(weight, scales=jnp.repeat(weight.scales, 5, axis=1), group=16)
@@ -160,7 +161,7 @@ def test_every_kind_of_block_computes_with_the_numbers_that_its_codes_stand_for(
     assert 0 < spread(whole_logits(model, weights, tokens), expected) < 0.5
     if any(node.is_of_experts for node in found):  # whose rows are always rounded
         return
-    as_on_a_gpu = jax.tree.map(direct, weights, is_leaf=is_coded)
+    as_on_a_gpu = map_weights(lambda weight: weight.direct(), weights)
     assert relative_error(whole_logits(model, as_on_a_gpu, tokens), expected) < 1e-4
 
 
@@ -178,7 +179,7 @@ def test_rows_are_rounded_where_they_are_made(name: str) -> None:
     tokens = prompt(MANY, model.vocab_size)
     weights = load_weights(model, NamedTensors(model), dtype="float32", quantize="fp8")
     expected = whole_logits(model, jax.tree.map(dequantized, weights, is_leaf=is_coded), tokens)
-    as_on_a_gpu = jax.tree.map(direct, weights, is_leaf=is_coded)
+    as_on_a_gpu = map_weights(lambda weight: weight.direct(), weights)
     plain = whole_logits(model, as_on_a_gpu, tokens)
     assert 0 < spread(plain, expected) < 0.5
     # One number that lies between two codes moves the logits of such small models by much.
@@ -189,7 +190,7 @@ def test_rows_are_rounded_where_they_are_made(name: str) -> None:
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
 def test_a_bias_is_added_before_sums_are_rounded(kind: Any) -> None:
     param, numbers = matrix()
-    weight = direct(channel_weight(jnp.asarray(numbers, jnp.bfloat16), param, kind))
+    weight = channel_weight(jnp.asarray(numbers, jnp.bfloat16), param, kind).direct()
     x = jnp.asarray(np.random.default_rng(2).standard_normal((MANY, 80)), jnp.bfloat16)
     whole = weight.product(x)
     bias = (-whole[0] * (1 + 2.0**-9)).astype(jnp.float32)  # little of the first row is left
@@ -199,7 +200,7 @@ def test_a_bias_is_added_before_sums_are_rounded(kind: Any) -> None:
 
 def test_rows_that_meet_adapters_are_not_rounded_for_a_kernel() -> None:
     param, numbers = matrix()
-    weight = direct(channel_weight(jnp.asarray(numbers), param, "fp8"))
+    weight = channel_weight(jnp.asarray(numbers), param, "fp8").direct()
     kernel = RoundingOps(product=CodeProduct(lambda num_rows, codes, num_contracted: True, lambda *given: given[0]))
     stack = AdapterStack(jnp.zeros((1, 1, 4, 80)), jnp.zeros((1, 4, 24)), jnp.zeros(1, jnp.int32), ((24, 0),))
     adapted = AdaptedWeight(weight, stack, jnp.zeros(16, jnp.int32), add_products)

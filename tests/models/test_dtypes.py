@@ -36,7 +36,7 @@ BLOCKS = (
 @pytest.mark.parametrize("name", BLOCKS)
 def test_everything_between_layers_has_the_dtype_of_the_weights(name: str) -> None:
     model = build_model(CASES[name])
-    weights = map_params(lambda param: jax.ShapeDtypeStruct(param.shape, jnp.bfloat16), model.params())
+    weights = map_params(lambda param: param.plain(jax.ShapeDtypeStruct(param.shape, jnp.bfloat16)), model.params())
     seen: set[jnp.dtype] = set()
 
     def attend(spec: AttentionSpec, heads: Heads, state: None) -> tuple[jax.Array, None]:

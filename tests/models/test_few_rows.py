@@ -11,12 +11,12 @@ import pytest
 
 from quire.models.context import NoStates, PlatformOps, TokenContext
 from quire.models.parts.decoder import Decoder
-from quire.models.parts.projection import project, shape_of
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from quire.ops.attention.attention import whole_sequence
 from quire.ops.weights.few_rows import FewRows, FewRowsIn, NormalRows
-from quire.ops.weights.native_weight import NativeWeight
+from quire.ops.weights.floats import NativeWeight, PlainWeight
+from quire.ops.weights.products import project
 from quire.ops.weights.rounded_rows import Activation, RoundingOps, Rows, values
 
 SIZES = {
@@ -43,7 +43,7 @@ class Plain:
     def sums(self, x: FewRowsIn, weight: Any, dtype: Any) -> jax.Array:
         self.asked.append(f"sums of {type(x).__name__}" if isinstance(x, NormalRows) else "sums")
         rows, factors = (x.unscaled, x.factors) if isinstance(x, NormalRows) else (x, 1.0)
-        matrix = (weight.values if isinstance(weight, NativeWeight) else weight).reshape(-1, rows.shape[1])
+        matrix = weight.values.reshape(-1, rows.shape[1])
         return (jnp.einsum("ti,oi->to", rows, matrix, preferred_element_type=jnp.float32) * factors).astype(dtype)
 
     def added(
@@ -62,7 +62,7 @@ class Plain:
 
     def rounding(self) -> RoundingOps:
         def fits(num_rows: int, dtype: Any, weight: Any) -> bool:
-            return self.fits and isinstance(weight, jax.Array | NativeWeight)
+            return self.fits and isinstance(weight, PlainWeight | NativeWeight)
 
         return RoundingOps(few_rows=FewRows(fits, self.sums, self.added), gated_product=self.gated)
 
@@ -102,5 +102,4 @@ def test_rows_without_their_factors_have_the_values_of_the_norm() -> None:
     expected = x * 2.0 / jnp.sqrt(jnp.square(x).mean(axis=1, keepdims=True) + 1e-5)
     np.testing.assert_allclose(values(rows), expected, rtol=1e-6)
     assert (len(rows), rows.dtype) == (3, jnp.float32)
-    assert project("ti,oi->to", rows, x).shape == (3, 3)
-    assert shape_of(x) == (3, 16)
+    assert project("ti,oi->to", rows, PlainWeight(x)).shape == (3, 3)

@@ -15,7 +15,7 @@ from quire.files.safetensors_source import SafetensorsSource
 from quire.models.checkpoint import load_weights, weights_like
 from quire.models.formats.quantized_source import QuantizedSource, open_checkpoint, read_quantization
 from quire.models.registry import build_model
-from quire.ops.weights.coded import Parts
+from quire.ops.weights.parts import Parts
 from tests.models.cases import CASES
 from tests.models.four_bit_matrices import OVER, by_local
 from tests.models.quantized_checkpoints import FORMATS, WIDE_FORMATS, Format, write_checkpoint, write_plain

@@ -21,7 +21,7 @@ from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
 from quire.ops.native import int8_product
-from quire.ops.weights.quantized import Grouped, Packed, widened
+from quire.ops.weights.int8 import Grouped, Packed
 from tests.files.gguf_writing import embedding, write_gguf
 from tests.files.test_gguf_source import random_blocks
 from tests.models.gguf_conversion import write_as_gguf
@@ -89,7 +89,7 @@ def numbers(weight: Any) -> Array:
         width = int(np.prod(weight.shape[1:-1]))
         each = [int8_product.rows(tiles, jnp.arange(width)) for tiles in weight.tiles]
         return np.stack(each).reshape(len(each), width, -1)[..., : weight.shape[-1]]
-    weight = widened(weight) if isinstance(weight, Grouped) else getattr(weight, "values", weight)
+    weight = weight.widened() if isinstance(weight, Grouped) else getattr(weight, "values", weight)
     return np.asarray(weight).reshape(len(weight), -1, weight.shape[-1])
 
 

@@ -14,8 +14,10 @@ from quire.models.parts.feed_forward import Experts
 from quire.models.parts.projection import router
 from quire.models.parts.routing import SoftmaxRouter
 from quire.ops.attention.attention import whole_sequence
+from quire.ops.gates import SILU
 from quire.ops.gpu.expert_product import expert_product
-from quire.ops.weights.expert_product import NONE, ExpertKernels, kernels_of
+from quire.ops.weights.experts import NONE, ExpertKernels, kernels_of
+from quire.ops.weights.floats import PlainWeight
 
 EXPERTS, CHOSEN, EMBED, MLP, TOKENS = 64, 2, 32, 32, 8
 
@@ -25,15 +27,15 @@ def drawn() -> tuple[Experts, Any, jax.Array]:
         return Param(shape, (None,) * len(shape), (Tensor("drawn", shape),))
 
     experts = Experts(
-        jax.nn.silu,
+        SILU,
         SoftmaxRouter(CHOSEN, True, router("router", EXPERTS, EMBED)),
         param(EXPERTS, 1, 2, MLP, EMBED),
         param(EXPERTS, EMBED, MLP),
     )
     chance = np.random.default_rng(0)
 
-    def matrix(param: Param) -> jax.Array:
-        return jnp.asarray(chance.standard_normal(param.shape), jnp.float32)
+    def matrix(param: Param) -> PlainWeight:
+        return PlainWeight(jnp.asarray(chance.standard_normal(param.shape), jnp.float32))
 
     weights = jax.tree.map(matrix, experts.params(), is_leaf=lambda one: isinstance(one, Param))
     return experts, weights, jnp.asarray(chance.standard_normal((TOKENS, EMBED)), jnp.float32)

@@ -16,7 +16,7 @@ from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from quire.ops.attention.attention import whole_sequence
 from quire.ops.native import int8_product
-from quire.ops.weights.quantized import Grouped, Packed
+from quire.ops.weights.int8 import Grouped, Packed
 from tests.models.cases import CASES
 from tests.models.test_dtypes import BLOCKS
 from tests.models.tiny import NamedTensors, prompt, whole_logits

@@ -17,7 +17,8 @@ from quire.models.formats.quantized_source import QuantizedSource, open_checkpoi
 from quire.models.params import ParamTree
 from quire.models.parts.decoder import Decoder
 from quire.models.registry import build_model
-from quire.ops.weights.coded import Coded, Parts
+from quire.ops.weights.coded import Coded
+from quire.ops.weights.parts import Parts
 from tests.models.cases import CASES
 from tests.models.numpy_llama import numpy_logits
 from tests.models.quantized_checkpoints import FORMATS, Checkpoint, Format, write_checkpoint, write_plain

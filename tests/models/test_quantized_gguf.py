@@ -17,8 +17,8 @@ from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
 from quire.ops.native import int8_product
-from quire.ops.weights.native_weight import NativeWeight
-from quire.ops.weights.quantized import Grouped, Packed, widened
+from quire.ops.weights.floats import NativeWeight
+from quire.ops.weights.int8 import Grouped, Packed
 from tests.models.cases import CASES
 from tests.models.gguf_conversion import write_as_gguf
 from tests.models.test_quantized import on_first_device
@@ -89,7 +89,7 @@ def numbers(weight: Any) -> Array:
         weight = int8_product.rows(weight.tiles, jnp.arange(channels)).reshape(weight.shape)
     if isinstance(weight, NativeWeight):
         weight = weight.values
-    return np.asarray(widened(weight) if isinstance(weight, Grouped) else weight)
+    return np.asarray(weight.widened() if isinstance(weight, Grouped) else weight)
 
 
 def all_numbers(weights: ParamTree) -> Any:

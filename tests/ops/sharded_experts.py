@@ -18,7 +18,8 @@ from quire.ops.gates import ClampedGate
 from quire.ops.gpu.expert_product import expert_product
 from quire.ops.sharding import tensor_mesh
 from quire.ops.weights.coded import Coded
-from quire.ops.weights.expert_product import NONE, kernels_of
+from quire.ops.weights.experts import NONE, kernels_of
+from quire.ops.weights.floats import PlainWeight
 from quire.ops.weights.sharded_experts import DOWN_AXES, GATE_UP_AXES, sharded_experts
 
 EXPERTS, CHOSEN, EMBED = 8, 2, 64
@@ -60,12 +61,12 @@ def weights_of(experts: Experts, kind: str) -> Any:
         weight = drawn(param.shape)
         if kind == "mxfp4":
             return mxfp4(weight)
-        return weight if kind == "floats" else channel_weight(weight, param, "fp8")
+        return PlainWeight(weight) if kind == "floats" else channel_weight(weight, param, "fp8")
 
     assert experts.gate_up_bias is not None
     assert experts.down_bias is not None
     return {
-        "router": {"weight": drawn((EXPERTS, EMBED))},
+        "router": {"weight": PlainWeight(drawn((EXPERTS, EMBED)))},
         "gate_up": matrix(experts.gate_up),
         "down": matrix(experts.down),
         "gate_up_bias": drawn(experts.gate_up_bias.shape),

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from quire.models.parts.projection import project_sums
 from quire.ops.weights.activation_rounding import Rounding
 from quire.ops.weights.coded import Coded
+from quire.ops.weights.products import project_sums
 from quire.ops.weights.rounded_rows import BlockRows, CodeProduct, RoundingOps, scaled, values
 
 CODE = jnp.float8_e4m3fn

@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.models.parts.feed_forward import grouped
 from quire.ops.native import library
 from quire.ops.weights.activation_rounding import Rounding
 from quire.ops.weights.coded import FEW_ROWS, Coded
-from quire.ops.weights.expert_product import rounded_rows
-from quire.ops.weights.quantized import gains_from_timings
+from quire.ops.weights.floats import PlainWeight
+from quire.ops.weights.grouped_product import ragged_product
 from tests.models.quantized_matrices import by_bounded_token, by_run, by_stored, by_token
 
 Array = np.ndarray[Any, Any]
@@ -115,7 +114,7 @@ def test_a_gpu_honours_the_bound_of_rows_whether_it_rounds_them_or_not(num_rows:
 def test_few_rows_of_experts_are_cut_to_the_bound_on_a_gpu() -> None:
     weight = coded((4, 33, 64), 8, Rounding(is_float=True, reach=1.5), is_direct=True)
     x = 4 * numbers(4, FEW_ROWS, 1, 64)
-    got = rounded_rows(jnp.asarray(x), jnp.zeros((FEW_ROWS, 1), jnp.int32), weight)
+    got = weight.rounded_visits(jnp.asarray(x), jnp.zeros((FEW_ROWS, 1), jnp.int32))
     np.testing.assert_array_equal(got, np.clip(x, -1.5, 1.5))
 
 
@@ -226,7 +225,7 @@ def test_the_kernel_widens_every_code_exactly(code_dtype: Any, scale_dtype: Any,
 def test_all_codes_but_e4m3_gain_from_timings() -> None:
     of_bytes, of_floats, of_four_bits = coded((8, 16), 8, None), coded((8, 16), 8, None), coded((8, 16), 4, None)
     of_bytes = replace(of_bytes, codes=of_bytes.codes.astype(jnp.int8))
-    found = [gains_from_timings(one) for one in (of_floats, of_bytes, of_four_bits, jnp.ones((8, 16)))]
+    found = [one.gains_from_timings for one in (of_floats, of_bytes, of_four_bits, PlainWeight(jnp.ones((8, 16))))]
     assert found == [False, True, True, False]
 
 
@@ -243,7 +242,7 @@ EXPERTS = coded((6, 1, 2, 10, 32), 4, Rounding(is_float=True), input_scale=jnp.a
 
 @partial(jax.jit, static_argnums=(2, 3))
 def by_experts(x: jax.Array, sizes: jax.Array, at_once: int, is_native: bool) -> jax.Array:
-    return replace(EXPERTS, is_native=is_native).grouped_product(x, sizes, grouped, at_once)
+    return replace(EXPERTS, is_native=is_native).grouped_product(x, sizes, ragged_product, at_once)
 
 
 @given(

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.models.parts.projection import project, project_sums
 from quire.ops.weights.adapters import AdaptedWeight, AdapterStack, add_products
 from quire.ops.weights.few_rows import FewRows, FewRowsIn
 from quire.ops.weights.four_bits import PLACES, FourBits
+from quire.ops.weights.products import project, project_sums
 from quire.ops.weights.rounded_rows import RoundingOps, scaled
 from tests.gpu.test_four_bit_product import coded, rows_of, turned
 

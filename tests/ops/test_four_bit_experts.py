@@ -9,16 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.models.checkpoint import direct
-from quire.models.parts.feed_forward import grouped
 from quire.ops.gates import ClampedGate
 from quire.ops.gpu.expert_product import expert_product
+from quire.ops.kernels import gpu_form
 from quire.ops.weights.coded import Coded
 from quire.ops.weights.four_bit_experts import FourBitExperts
-from quire.ops.weights.quantized import map_arrays, shape_of
 from tests.gpu.test_expert_product import choices, coded_weight, numbers, plain_codes
 
-compiled_product = jax.jit(grouped)
+compiled_product = jax.jit(lambda x, weight, sizes: weight.grouped_product(x, sizes))
 
 
 def turned(weight: Coded) -> FourBitExperts:
@@ -32,7 +30,7 @@ def turned(weight: Coded) -> FourBitExperts:
 def test_the_numbers_stay_the_same(outputs: tuple[int, ...], inputs: int) -> None:
     weight = coded_weight("mxfp4", (3, *outputs, inputs))
     found = jax.jit(turned)(weight)
-    assert shape_of(found) == weight.shape
+    assert found.shape == weight.shape
     back = jax.jit(FourBitExperts.coded)(found)
     np.testing.assert_array_equal(back.codes, weight.codes)
     np.testing.assert_array_equal(back.scales, weight.scales)
@@ -69,16 +67,16 @@ def _other(gate: jax.Array, up: jax.Array) -> jax.Array:
 def test_one_gpu_has_such_experts_where_they_can_be() -> None:
     weight = coded_weight("mxfp4", (3, 24, 96))
     like: Any = jax.eval_shape(lambda: weight)
-    found: Any = direct(weight, is_alone=True)
+    found: Any = gpu_form(weight, is_alone=True)
     assert isinstance(found, FourBitExperts)
-    assert direct(like, is_alone=True) == jax.eval_shape(lambda: found)
-    nothing = map_arrays(lambda array, axes: array, found, ("experts", "embed", "mlp"))
+    assert gpu_form(like, is_alone=True) == jax.eval_shape(lambda: found)
+    nothing = found.map(lambda array, axes: array, ("experts", "embed", "mlp"))
     assert jax.tree.structure(nothing) == jax.tree.structure(found)
     others = {
-        "several GPUs": direct(weight),
-        "one matrix": direct(replace(weight, is_of_experts=False), is_alone=True),
-        "eight bits": direct(coded_weight("int8", (3, 24, 96)), is_alone=True),
-        "an order of inputs": direct(replace(weight, index=jnp.zeros((3, 96), jnp.int32)), is_alone=True),
+        "several GPUs": weight.direct(),
+        "one matrix": gpu_form(replace(weight, is_of_experts=False), is_alone=True),
+        "eight bits": gpu_form(coded_weight("int8", (3, 24, 96)), is_alone=True),
+        "an order of inputs": gpu_form(replace(weight, index=jnp.zeros((3, 96), jnp.int32)), is_alone=True),
     }
     for name, other in others.items():
         assert isinstance(other, Coded), name

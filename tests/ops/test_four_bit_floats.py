@@ -9,12 +9,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from quire.models.checkpoint import direct
-from quire.models.parts.feed_forward import grouped
 from quire.ops.gpu.expert_weights import form_of
+from quire.ops.kernels import gpu_form
 from quire.ops.weights.activation_rounding import Rounding, nearest_four_bit_floats
 from quire.ops.weights.coded import FEW_ROWS, Coded
-from quire.ops.weights.expert_product import rounded_rows
+from quire.ops.weights.grouped_product import ragged_product
 from tests.models.four_bit_matrices import OVER, SIZES, by_local, by_power, four_bit_codes, values_of
 from tests.ops.test_coded import MOST_ROWS, needs_library, numbers
 
@@ -134,7 +133,7 @@ def test_a_widened_weight_is_exact_in_bfloat16() -> None:
 def test_experts_multiply_their_own_rows(group: int, rounding: Rounding | None, is_native: bool) -> None:
     weight = replace(coded((4, 1, 2, 10, 32), group, rounding), is_native=is_native)
     x, sizes = numbers(3, 12, 32), [3, 0, 5, 2]  # the last rows belong to none
-    out = np.asarray(jax.jit(lambda x: weight.grouped_product(x, jnp.asarray(sizes), grouped, 700))(x))
+    out = np.asarray(jax.jit(lambda x: weight.grouped_product(x, jnp.asarray(sizes), ragged_product, 700))(x))
     rounds = {None: lambda x: x, LOCAL: by_local(OVER), POWERS: by_power}[rounding]
     start = 0
     for size, matrix in zip(sizes, wide(weight).reshape(4, 20, 32), strict=True):
@@ -152,14 +151,14 @@ def test_rows_of_a_matrix_are_scaled_too() -> None:
 @pytest.mark.parametrize("group", [16, 32])
 def test_kernels_for_integers_of_four_bits_do_not_take_them(group: int) -> None:
     for weight in (coded((64, 512), group), coded((64, 512), group, LOCAL)):
-        assert isinstance(direct(weight, is_alone=True), Coded)
+        assert isinstance(gpu_form(weight, is_alone=True), Coded)
     experts = coded((4, 64, 512), 16)
-    assert isinstance(direct(experts, is_alone=True), Coded)
+    assert isinstance(gpu_form(experts, is_alone=True), Coded)
     assert form_of(jnp.zeros((1, 512), jnp.bfloat16), experts) is None
 
 
 def test_a_gpu_rounds_few_rows_of_experts_as_well() -> None:
     weight = replace(coded((4, 64, 512), 32, POWERS), is_direct=True)
     x = numbers(5, FEW_ROWS, 512)
-    got = rounded_rows(jnp.asarray(x)[:, None], jnp.zeros((FEW_ROWS, 1), jnp.int32), weight)
+    got = weight.rounded_visits(jnp.asarray(x)[:, None], jnp.zeros((FEW_ROWS, 1), jnp.int32))
     np.testing.assert_array_equal(np.asarray(got)[:, 0], by_power(x))

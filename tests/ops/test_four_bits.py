@@ -9,17 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.models.checkpoint import direct
-from quire.ops.gpu.four_bit_product import four_bit_product
+from quire.ops.gpu.four_bit_product import GPUFourBits, four_bit_product
+from quire.ops.kernels import gpu_form
 from quire.ops.weights.activation_rounding import Rounding
-from quire.ops.weights.coded import Coded, Parts
+from quire.ops.weights.coded import Coded
 from quire.ops.weights.four_bits import FourBits
-from quire.ops.weights.quantized import map_arrays, product, rows_of, shape_of
+from quire.ops.weights.parts import Parts
 from tests.gpu.test_four_bit_product import coded, turned
 from tests.gpu.test_four_bit_product import rows_of as some_rows
 
-compiled_rows, coded_rows = jax.jit(rows_of), jax.jit(Coded.rows)
-compiled_product, coded_product = jax.jit(product, static_argnums=2), jax.jit(Coded.product)
+compiled_rows, coded_rows = jax.jit(FourBits.rows), jax.jit(Coded.rows)
+compiled_product, coded_product = jax.jit(FourBits.product), jax.jit(Coded.product)
 
 
 @pytest.mark.parametrize("scales", ["bfloat16", "float16"])
@@ -31,7 +31,7 @@ def test_the_numbers_stay_the_same(group: int, has_zeros: bool, scales: str) -> 
     for chosen in (np.arange(24), np.asarray([3, 0, 23])):
         np.testing.assert_array_equal(compiled_rows(found, chosen), coded_rows(weight, chosen))
     x = some_rows(5, 512, "float32")
-    np.testing.assert_allclose(compiled_product(x, found, 1), coded_product(weight, x), rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(compiled_product(found, x), coded_product(weight, x), rtol=1e-5, atol=1e-4)
 
 
 def test_heads_are_inputs_one_after_the_other() -> None:
@@ -39,10 +39,10 @@ def test_heads_are_inputs_one_after_the_other() -> None:
     heads = replace(weight, codes=weight.codes.reshape(2, 8, 4, 32), scales=weight.scales.reshape(2, 8, 4),
                     shape=(2, 8, 4, 64), num_contracted=2)  # fmt: skip
     found = turned(heads)
-    assert shape_of(found) == heads.shape
+    assert found.shape == heads.shape
     np.testing.assert_array_equal(found.codes, turned(weight).codes)
     x = some_rows(3, 256, "float32")
-    np.testing.assert_array_equal(product(x.reshape(3, 4, 64), found, 2), product(x, turned(weight), 1))
+    np.testing.assert_array_equal(found.product(x.reshape(3, 4, 64)), turned(weight).product(x))
 
 
 @pytest.mark.parametrize(("rows", "group"), [(1, 128), (5, 32), (17, 256)])
@@ -62,8 +62,8 @@ def test_shapes_are_known_before_the_arrays_are() -> None:
     weight = coded(24, 512, 128, has_zeros=True)
     like: Any = jax.eval_shape(lambda: weight)
     found = turned(weight)
-    assert direct(like, is_alone=True) == jax.eval_shape(lambda: found)
-    nothing = map_arrays(lambda array, axes: array, found, ("mlp", "embed"))
+    assert gpu_form(like, is_alone=True) == jax.eval_shape(lambda: found)
+    nothing = found.map(lambda array, axes: array, ("mlp", "embed"))
     assert jax.tree.structure(nothing) == jax.tree.structure(found)
 
 
@@ -79,8 +79,8 @@ def test_one_gpu_has_such_weights_where_they_can_be() -> None:
         "groups that are not whole": replace(weight, shape=(64, 448), codes=weight.codes[:, :224]),
     }
     for name, other in others.items():
-        assert isinstance(direct(other, is_alone=True), Coded), name
-    assert isinstance(direct(weight, is_alone=True), FourBits)
-    assert isinstance(direct(weight), Coded)
-    parts = direct(Parts((weight, others["eight bits"]), jnp.arange(128), (128, 512)), is_alone=True)
-    assert [type(part) for part in parts.weights] == [FourBits, Coded]
+        assert isinstance(gpu_form(other, is_alone=True), Coded), name
+    assert isinstance(gpu_form(weight, is_alone=True), FourBits)
+    assert isinstance(weight.direct(), Coded)
+    parts = gpu_form(Parts((weight, others["eight bits"]), jnp.arange(128), (128, 512)), is_alone=True)
+    assert [type(part) for part in parts.weights] == [GPUFourBits, Coded]

@@ -9,13 +9,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from quire.models.checkpoint import direct
 from quire.models.context import NoStates, PlatformOps, TokenContext
 from quire.models.formats.channel_weights import Kind, channel_like
 from quire.models.params import Param
 from quire.models.registry import build_model
 from quire.ops.attention.attention import whole_sequence
-from quire.ops.kernels import kernels_for
+from quire.ops.kernels import gpu_form, kernels_for
 from tests.gpu.hopper import ON_HOPPER
 from tests.ops.test_gpu_lowering import on_an_h200
 
@@ -33,8 +32,8 @@ TRITON = "round_rows", "add_norm", "add_norm_round", "gate_round"
 
 def like(kind: Kind, param: Param) -> Any:
     if param.num_contracted and param.shape[0] != VOCABULARY:
-        return direct(channel_like(param, kind), is_alone=True)
-    return jax.ShapeDtypeStruct(param.shape, jnp.bfloat16)
+        return gpu_form(channel_like(param, kind), is_alone=True)
+    return param.plain(jax.ShapeDtypeStruct(param.shape, jnp.bfloat16))
 
 
 def launches(kind: Kind, rows: int, *, fixed_order: bool = False) -> tuple[int, Counter[str]]:

@@ -14,7 +14,6 @@ from quire.models.formats.channel_weights import channel_like, channel_weight
 from quire.models.params import Param, Tensor
 from quire.models.parts.feed_forward import ACTIVATIONS, grouped
 from quire.models.parts.norm import RMSNorm
-from quire.models.parts.projection import project_sums
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from quire.ops.attention.attention import whole_sequence
@@ -28,6 +27,7 @@ from quire.ops.kernels import kernels_for
 from quire.ops.weights.activation_rounding import Rounding
 from quire.ops.weights.adapters import AdapterStack, JoinedStack
 from quire.ops.weights.coded import Coded
+from quire.ops.weights.products import project_sums
 from quire.ops.weights.rounded_rows import RoundingOps, ScaledSums, scaled
 from tests.gpu.hopper import ON_HOPPER
 from tests.models.cases import CASES

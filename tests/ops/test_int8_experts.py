@@ -10,20 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.models.parts.feed_forward import gated, grouped
+from quire.ops.gates import SILU
 from quire.ops.native import int8_product, library
 from quire.ops.native.building import build
-from quire.ops.weights.quantized import (
-    Packed,
-    gated_grouped_product,
-    group,
-    grouped_product,
-    pack,
-    pack_experts,
-    product,
-    rounded,
-    widened,
-)
+from quire.ops.weights.grouped_product import ragged_product
+from quire.ops.weights.int8 import Packed, group, pack, pack_experts, rounded
+from quire.ops.weights.rounded_rows import gated_values
 
 Array = np.ndarray[Any, Any]
 SHAPES = ((3, 64, 96), (4, 20, 40), (5, 1, 2, 12, 64))  # the second has neither whole tiles nor whole groups
@@ -52,10 +44,11 @@ def one_by_one(x: Array, weight: Array, sizes: Array) -> Array:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_kernel_computes_what_the_plain_product_of_rounded_numbers_is(shape: tuple[int, ...]) -> None:
     weight, x, sizes = normal(*shape), normal(23, shape[-1], seed=1), sizes_of(shape[0], 23)
-    expected = one_by_one(np.asarray(rounded(jnp.asarray(x))), np.asarray(widened(group(weight))), sizes)
+    expected = one_by_one(np.asarray(rounded(jnp.asarray(x))), np.asarray(group(weight).widened()), sizes)
     size = np.sqrt((expected**2).mean())
-    for form in (pack_experts(weight), group(weight)):
-        found = np.asarray(grouped_product(jnp.asarray(x), form, jnp.asarray(sizes), grouped, at_once=2 * 96 * 64))
+    given = jnp.asarray(x), jnp.asarray(sizes)
+    packed, plain = pack_experts(weight), group(weight)
+    for found in (packed.grouped_product(*given), plain.grouped_product(*given, ragged_product, 2 * 96 * 64)):
         np.testing.assert_allclose(found, expected, atol=1e-5 * size, rtol=1e-5)
     assert 0 < np.abs(expected - one_by_one(x, weight, sizes)).max() < 0.06 * size
 
@@ -65,7 +58,7 @@ def test_the_kernel_computes_what_the_plain_product_of_rounded_numbers_is(shape:
 def test_a_row_has_the_bits_of_the_product_with_its_expert_alone(rows: int) -> None:
     weight, x, sizes = normal(4, 20, 96), normal(rows, 96, seed=rows), sizes_of(4, rows, seed=rows)
     packed = pack_experts(weight)
-    together = np.asarray(grouped_product(jnp.asarray(x), packed, jnp.asarray(sizes), grouped))
+    together = np.asarray(packed.grouped_product(jnp.asarray(x), jnp.asarray(sizes)))
     multiply = jax.jit(lambda x, tiles: int8_product.product(x, tiles, 20))
     for row, expert in enumerate(np.repeat(np.arange(4), sizes)):
         np.testing.assert_array_equal(multiply(x[row][None, None], packed.tiles[expert])[0], together[row])
@@ -76,8 +69,8 @@ def test_a_row_has_the_bits_of_the_product_with_its_expert_alone(rows: int) -> N
 def test_what_passes_a_gate_is_multiplied_as_if_it_had_been_computed_before(size: int) -> None:
     sizes = jnp.asarray(sizes_of(3, 17))
     both, weight = jnp.asarray(3 * normal(17, 2, size)), pack_experts(normal(3, 16, size, seed=1))
-    apart = grouped_product(gated(jax.nn.silu, both[:, None]), weight, sizes, grouped)
-    found = gated_grouped_product(both, weight, sizes)
+    apart = weight.grouped_product(gated_values(jax.nn.silu, both[:, None]), sizes)
+    found = weight.grouped_product_of_gated(SILU, both[:, None], sizes)
     np.testing.assert_allclose(found, apart, atol=0.02 * float(jnp.std(apart)))
     alone = Packed(weight.tiles[0], (16, size), 1)
     rows = int(sizes[0])
@@ -89,12 +82,12 @@ def test_what_passes_a_gate_is_multiplied_as_if_it_had_been_computed_before(size
 @native
 def test_rows_that_no_expert_has_are_zero_and_an_expert_may_have_all() -> None:
     x, weight = jnp.asarray(normal(6, 64)), pack_experts(normal(3, 16, 64))
-    some = np.asarray(grouped_product(x, weight, jnp.asarray([0, 4, 0]), grouped))
+    some = np.asarray(weight.grouped_product(x, jnp.asarray([0, 4, 0])))
     assert some[:4].all()
     assert not some[4:].any()
-    every = grouped_product(x, weight, jnp.asarray([0, 0, 6]), grouped)
-    np.testing.assert_array_equal(every, product(x, Packed(weight.tiles[2], (16, 64), 1), 1))
-    assert not np.asarray(grouped_product(x, weight, jnp.asarray([0, 0, 0]), grouped)).any()
+    every = weight.grouped_product(x, jnp.asarray([0, 0, 6]))
+    np.testing.assert_array_equal(every, Packed(weight.tiles[2], (16, 64), 1).product(x))
+    assert not np.asarray(weight.grouped_product(x, jnp.asarray([0, 0, 0]))).any()
 
 
 @native
@@ -102,7 +95,7 @@ def test_rows_that_no_expert_has_are_zero_and_an_expert_may_have_all() -> None:
 def test_what_is_not_a_number_shows_in_its_own_row_alone(wrong: float) -> None:
     x = normal(5, 96)
     x[2, 40] = wrong
-    found = grouped_product(jnp.asarray(x), pack_experts(normal(2, 16, 96)), jnp.asarray([3, 2]), grouped)
+    found = pack_experts(normal(2, 16, 96)).grouped_product(jnp.asarray(x), jnp.asarray([3, 2]))
     finite = np.isfinite(np.asarray(found))
     assert not finite[2].any()
     assert finite[[0, 1, 3, 4]].all()
@@ -127,5 +120,5 @@ def test_the_plain_kernel_computes_what_the_fast_one_does(tmp_path: Path) -> Non
     weight, x, sizes = pack_experts(normal(3, 24, 96)), jnp.asarray(normal(19, 96, seed=1)), sizes_of(3, 19)
     call = jax.ffi.ffi_call("plain_int8_grouped_product", jax.ShapeDtypeStruct((19, 24), jnp.float32))
     found = call(x[:, None], weight.tiles, sizes.astype(np.int32), gated=False)
-    fast = grouped_product(x, weight, jnp.asarray(sizes), grouped)
+    fast = weight.grouped_product(x, jnp.asarray(sizes))
     np.testing.assert_allclose(found, fast, rtol=1e-5, atol=1e-5)

@@ -280,7 +280,7 @@ from quire.ops.weights.adapters import AdapterStack, add_products
 from quire.ops.weights.coded import Coded
 from quire.ops.kernels import NATIVE
 from quire.ops.native import library
-from quire.ops.weights.native_weight import NativeWeight
+from quire.ops.weights.floats import NativeWeight
 from quire.ops.recurrence import PLAIN, Recurrence
 from quire.ops.slot_access import slot_access
 logging.basicConfig()
@@ -289,7 +289,7 @@ assert library.load(folder / "native")
 from tests.ops.test_recurrence import SLOTS, places_of
 x, sizes = jnp.arange(12.0).reshape(4, 3), jnp.array([1, 3], jnp.int32)
 weights = jnp.arange(30.0).reshape(2, 5, 3)
-kept = jax.jit(lambda x: NativeWeight(weights[0]).product(x, 1)).lower(x).compile()
+kept = jax.jit(lambda x: NativeWeight(weights[0]).product(x)).lower(x).compile()
 np.testing.assert_array_equal(kept(x), x @ weights[0].T)
 own = jnp.concatenate([x[:1] @ weights[0].T, x[1:] @ weights[1].T])
 np.testing.assert_array_equal(NativeWeight(weights).grouped_product(x, sizes), own)

@@ -12,24 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.models.parts.feed_forward import gated
-from quire.models.parts.projection import matmul
 from quire.ops.native import int8_product, library
 from quire.ops.native.building import build
 from quire.ops.weights.coded import Coded
-from quire.ops.weights.native_weight import NativeWeight
-from quire.ops.weights.quantized import (
-    Grouped,
-    Packed,
-    QuantizedWeight,
-    for_rows,
-    gated_product,
-    group,
-    pack,
-    product,
-    rows_of,
-    widened,
-)
+from quire.ops.weights.floats import NativeWeight
+from quire.ops.weights.int8 import Grouped, Packed, group, pack
+from quire.ops.weights.rounded_rows import gated_values
+from quire.ops.weights.weight import Weight, for_rows
 
 Array = np.ndarray[Any, Any]
 SHAPES = (  # and how many of their axes are contracted
@@ -47,8 +36,8 @@ def normal(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
-def forms(weight: Array, num_contracted: int) -> list[QuantizedWeight]:
-    return [group(weight), *([pack(weight, num_contracted)] if library.load() else [])]
+def forms(weight: Array, num_contracted: int) -> list[Weight]:
+    return [group(weight, num_contracted), *([pack(weight, num_contracted)] if library.load() else [])]
 
 
 @pytest.mark.parametrize(("shape", "num_contracted"), SHAPES)
@@ -58,7 +47,7 @@ def test_products_are_near_those_in_float32_and_the_same_in_every_form(
     num_output_axes = len(shape) - num_contracted
     weight, x = normal(*shape), normal(7, *shape[num_output_axes:], seed=1)
     exact = x.reshape(7, -1) @ weight.reshape(int(np.prod(shape[:num_output_axes])), -1).T
-    results = [np.asarray(product(jnp.asarray(x), form, num_output_axes)) for form in forms(weight, num_contracted)]
+    results = [np.asarray(form.product(jnp.asarray(x))) for form in forms(weight, num_contracted)]
     size = np.sqrt((exact**2).mean())
     assert np.abs(results[0] - exact).max() < 0.05 * size
     for other in results[1:]:
@@ -71,7 +60,7 @@ def test_rows_are_looked_up_in_every_form(shape: tuple[int, ...], num_contracted
     indices = jnp.asarray([3, 0, shape[0] - 1, 3])
     step = np.abs(weight).max() / 127
     for form in forms(weight, num_contracted):
-        assert np.abs(np.asarray(rows_of(form, indices)) - weight[np.asarray(indices)]).max() <= 0.51 * step
+        assert np.abs(np.asarray(form.rows(indices)) - weight[np.asarray(indices)]).max() <= 0.51 * step
 
 
 def test_what_was_rounded_to_eight_bits_before_stays_as_it_is() -> None:
@@ -79,7 +68,7 @@ def test_what_was_rounded_to_eight_bits_before_stays_as_it_is() -> None:
     codes[:, :, 5] = 127  # as every group of a Q8_0 file has one of the largest
     scales = np.abs(normal(6, 3, 1)).astype(np.float16).astype(np.float32)
     weight = (codes * scales).astype(np.float32).reshape(6, 96)
-    np.testing.assert_array_equal(np.asarray(widened(group(weight))), weight)
+    np.testing.assert_array_equal(np.asarray(group(weight).widened()), weight)
 
 
 @native
@@ -88,7 +77,7 @@ def test_what_was_rounded_to_eight_bits_before_stays_as_it_is() -> None:
 def test_a_row_does_not_depend_on_the_rows_beside_it(rows: int, others: int, seed: int) -> None:
     weight = pack(normal(24, 96), 1)
     x = normal(rows + others, 96, seed=seed)
-    alone, together = (np.asarray(product(jnp.asarray(part), weight, 1)) for part in (x[:rows], x))
+    alone, together = (np.asarray(weight.product(jnp.asarray(part))) for part in (x[:rows], x))
     np.testing.assert_array_equal(alone, together[:rows])
 
 
@@ -96,8 +85,10 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(rows: int, others: int, see
 @pytest.mark.parametrize("size", [96, 40])
 def test_what_passes_a_gate_is_multiplied_as_if_it_had_been_computed_before(size: int) -> None:
     both, weight = jnp.asarray(3 * normal(6, 2, size)), pack(normal(16, size, seed=1), 1)
-    apart = product(gated(jax.nn.silu, both[:, None]), weight, 1)
-    np.testing.assert_allclose(gated_product(both, weight), apart, atol=0.02 * float(jnp.std(apart)))
+    apart = weight.product(gated_values(jax.nn.silu, both[:, None]))
+    np.testing.assert_allclose(
+        weight.product_of_gated(jax.nn.silu, both[:, None]), apart, atol=0.02 * float(jnp.std(apart))
+    )
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
@@ -105,7 +96,7 @@ def test_what_is_not_a_number_shows_in_its_own_row_alone(wrong: float) -> None:
     x = normal(5, 96)
     x[2, 40] = wrong
     for form in forms(normal(16, 96, seed=1), 1):
-        finite = np.isfinite(np.asarray(product(jnp.asarray(x), form, 1)))
+        finite = np.isfinite(np.asarray(form.product(jnp.asarray(x))))
         assert not finite[2].any()
         assert finite[[0, 1, 3, 4]].all()
 
@@ -113,8 +104,8 @@ def test_what_is_not_a_number_shows_in_its_own_row_alone(wrong: float) -> None:
 @native
 def test_zeros_give_zeros() -> None:
     x, weight = jnp.zeros((3, 64)), normal(8, 64)
-    assert not np.asarray(product(x, pack(weight, 1), 1)).any()
-    assert not np.asarray(product(jnp.ones((3, 64)), pack(np.zeros_like(weight), 1), 1)).any()
+    assert not np.asarray(pack(weight, 1).product(x)).any()
+    assert not np.asarray(pack(np.zeros_like(weight), 1).product(jnp.ones((3, 64)))).any()
 
 
 @native
@@ -123,7 +114,7 @@ def test_the_gate_is_silu_for_every_number(gate: float) -> None:
     both = jnp.stack([jnp.full((1, 32), gate), jnp.ones((1, 32))], axis=1)
     weight = pack(np.eye(8, 32, dtype=np.float32), 1)
     expected = np.broadcast_to(np.asarray(jax.nn.silu(jnp.float32(gate))), (1, 8))
-    np.testing.assert_allclose(gated_product(both, weight), expected, rtol=0.01, atol=1e-7)
+    np.testing.assert_allclose(weight.product_of_gated(jax.nn.silu, both[:, None]), expected, rtol=0.01, atol=1e-7)
 
 
 @pytest.mark.parametrize("largest", [1e-44, 1e-38, 3.6e-37, 3.8e-37, 1e-36, 2e-36, 1e-30])
@@ -131,11 +122,11 @@ def test_the_smallest_numbers_are_quantised_to_themselves_or_to_zero(largest: fl
     tiny = (np.clip(normal(4, 96), -1, 1) * largest).astype(np.float32)
     tiny[:, ::32] = largest
     for form in forms(tiny, 1):
-        rows = np.asarray(rows_of(form, jnp.arange(4)))
+        rows = np.asarray(form.rows(jnp.arange(4)))
         assert np.isfinite(rows).all()
         assert np.abs(rows - tiny).max() <= max(largest / 100, 2.0**-119)
     for form in forms(normal(8, 96, seed=1), 1):
-        assert np.isfinite(np.asarray(product(jnp.asarray(tiny), form, 1))).all()
+        assert np.isfinite(np.asarray(form.product(jnp.asarray(tiny)))).all()
 
 
 @compiled
@@ -168,7 +159,9 @@ def test_rows_that_do_not_count_are_zeros_and_change_no_other(form: str, num_row
     counted = for_rows({"a": [stored]}, jnp.int32(num_rows))["a"][0]
 
     def compute(weight: Any) -> Array:
-        return np.asarray(gated_product(x, weight) if form == "gated" else matmul(x[:, 0], weight, 1))
+        return np.asarray(
+            weight.product_of_gated(jax.nn.silu, x[:, None]) if form == "gated" else weight.product(x[:, 0])
+        )
 
     count = min(num_rows, rows)
     np.testing.assert_array_equal(compute(counted)[:count], compute(stored)[:count])

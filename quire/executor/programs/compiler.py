@@ -52,7 +52,7 @@ from quire.models.params import ParamTree
 from quire.ops.gpu.capability import this_gpu
 from quire.ops.kernels import kernels_for
 from quire.ops.sharding import put as put_on_devices
-from quire.ops.weights.quantized import gains_from_timings, is_coded
+from quire.ops.weights.weight import weights_of
 from quire.request import num_mask_words
 
 log = logging.getLogger(__name__)
@@ -117,8 +117,9 @@ class Compiler:
         self.head = tuple(jax.tree.leaves(head_weights(weights)))
         self._structure = jax.tree.structure(Weights(weights, draft_weights, self.adapters))
         self._head_structure = jax.tree.structure(head_weights(weights))
-        leaves = jax.tree.leaves((weights, draft_weights), is_leaf=is_coded)
-        self._has_codes, self._times_codes = any(map(is_coded, leaves)), any(map(gains_from_timings, leaves))
+        matrices = weights_of((weights, draft_weights))
+        self._has_codes = any(weight.has_codes for weight in matrices)
+        self._times_codes = any(weight.gains_from_timings for weight in matrices)
 
     @property
     def weight_structure(self) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ from quire.models.parts.standard import (
     read_recurrent_layers,
     read_sizes,
 )
+from quire.ops.gates import PlainGate
 from quire.ops.recurrence import RecurrentSpec
 
 NO_LIMITS = [0.0, float("inf")], [0.0, {"__float__": "Infinity"}]  # JSON has no infinity
@@ -94,7 +95,7 @@ def _feed_forward(fields: Fields, name: str, sizes: Sizes, activation: Activatio
     gates_and_ups = Tensor(f"{name}.input_linear.weight", (count, 2 * mlp, sizes.embed))
     downs = Tensor(f"{name}.output_linear.weight", (count, sizes.embed, mlp))
     own = Experts(
-        activation,
+        PlainGate(activation),
         SoftmaxRouter(chosen, True, router(f"{name}.router.layer.weight", count, sizes.embed)),
         gate_up=Param((count, 1, 2, mlp, sizes.embed), ("experts", "mlp", None, None, "embed"), (gates_and_ups,)),
         down=Param(downs.shape, ("experts", "embed", "mlp"), (downs,)),

@@ -14,6 +14,7 @@ from quire.models.parts.rope import Rope, read_rope
 from quire.models.parts.routing import SigmoidRouter
 from quire.models.parts.standard import Sizes, attention, decoder, experts, gated_mlp, read_expert_counts, read_sizes
 from quire.models.parts.temperature import QueryTemperature
+from quire.ops.gates import PlainGate
 
 # Of the config class, which files may leave out.
 _SIZES = {
@@ -120,7 +121,7 @@ def _experts(name: str, sizes: Sizes, mlp: int, count: int, activation: Activati
     both, down = Tensor(f"{name}.gate_up_proj", (count, sizes.embed, 2 * mlp)), (count, mlp, sizes.embed)
     apart = experts(name, sizes, mlp, count, activation, choice)
     return Experts(
-        activation,
+        PlainGate(activation),
         choice,
         gate_up=Param(
             (count, 1, 2, mlp, sizes.embed),

@@ -8,6 +8,7 @@ from quire.models.parts.projection import experts_down, experts_gate_up, router
 from quire.models.parts.rope import read_rope
 from quire.models.parts.routing import SoftmaxRouter
 from quire.models.parts.standard import attention, decoder, read_expert_counts, read_sizes
+from quire.ops.gates import PlainGate
 
 
 def mixtral(fields: Fields) -> Decoder:
@@ -26,7 +27,7 @@ def mixtral(fields: Fields) -> Decoder:
             attention=attention(f"{name}.self_attn", sizes, spec, rope=rope),
             before_feed_forward=RMSNorm(f"{name}.post_attention_layernorm", sizes.embed, eps),
             feed_forward=Experts(
-                activation,
+                PlainGate(activation),
                 SoftmaxRouter(chosen, True, router(f"{name}.block_sparse_moe.gate.weight", num_experts, sizes.embed)),
                 gate_up=experts_gate_up([(f"{e}.w1.weight", f"{e}.w3.weight") for e in experts], (mlp, sizes.embed)),
                 down=experts_down([f"{e}.w2.weight" for e in experts], (sizes.embed, mlp)),

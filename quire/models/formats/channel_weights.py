@@ -33,7 +33,7 @@ def channel_weight(weight: jax.Array, param: Param, kind: Kind, placement: Place
     where = None
     if placement is not None:
         where = tuple(placement(_as(param, *one)) for one in _arrays(param))
-    codes, scales = _quantized(_num_contracted(param), kind, where)(weight)
+    codes, scales = _quantized(param.contracted, kind, where)(weight)
     return _coded(param, kind, codes, scales)
 
 
@@ -49,7 +49,7 @@ def channel_like(param: Param, kind: Kind) -> Coded:
 
 
 def _coded(param: Param, kind: Kind, codes: Any, scales: Any) -> Coded:
-    contracted = _num_contracted(param)
+    contracted = param.contracted
     return Coded(
         codes=codes,
         scales=scales,
@@ -66,13 +66,9 @@ def _coded(param: Param, kind: Kind, codes: Any, scales: Any) -> Coded:
     )
 
 
-def _num_contracted(param: Param) -> int:
-    return max(1, param.num_contracted)
-
-
 def _arrays(param: Param) -> list[tuple[tuple[int, ...], tuple[str | None, ...]]]:
     """Shapes and axes of codes and scales."""
-    at = len(param.shape) - _num_contracted(param)
+    at = len(param.shape) - param.contracted
     return [(param.shape, param.axes), ((*param.shape[:at], 1), (*param.axes[:at], None))]
 
 

@@ -12,7 +12,9 @@ from quire.errors import UnsupportedModel
 from quire.models.formats.format import Array, CodedTensor, InputSide, Layout
 from quire.models.formats.quantized_source import QuantizedSource
 from quire.models.params import Param
-from quire.ops.weights.coded import Coded, Parts
+from quire.ops.weights.coded import Coded
+from quire.ops.weights.floats import PlainWeight
+from quire.ops.weights.parts import Parts
 
 Like = jax.ShapeDtypeStruct
 
@@ -29,12 +31,12 @@ def coded_weight(param: Param, source: QuantizedSource, names: Sequence[str], dt
     if _is_joined(param, source, names, layouts):
         return _joined(param, layouts[0], [tensors[name] for name in names])
     parts = [
-        np.asarray(source.read(name)).astype(jnp.dtype(dtype))
+        PlainWeight(np.asarray(source.read(name)).astype(jnp.dtype(dtype)))
         if layout is None
         else _joined(_alone(param, index), layout, [tensors[name]])
         for index, (name, layout) in enumerate(zip(names, layouts, strict=True))
     ]
-    return Parts(tuple(parts), _order(param), param.shape)
+    return Parts(tuple(parts), _order(param), param.shape, param.contracted)
 
 
 def coded_like(param: Param, source: QuantizedSource, names: Sequence[str], dtype: str) -> Coded | Parts | None:
@@ -45,14 +47,14 @@ def coded_like(param: Param, source: QuantizedSource, names: Sequence[str], dtyp
     if _is_joined(param, source, names, layouts):
         return _like(param, layouts[0])
     parts = [
-        _struct(tensor.shape, dtype) if layout is None else _like(_alone(param, index), layout)
+        PlainWeight(_struct(tensor.shape, dtype)) if layout is None else _like(_alone(param, index), layout)
         for index, (tensor, layout) in enumerate(zip(param.sources, layouts, strict=True))
     ]
-    return Parts(tuple(parts), _struct((len(_order(param)),), "int32"), param.shape)
+    return Parts(tuple(parts), _struct((len(_order(param)),), "int32"), param.shape, param.contracted)
 
 
 def _layouts(param: Param, source: QuantizedSource, names: Sequence[str]) -> list[Any] | None:
-    """The layout of each source; None of those that are not quantised, and altogether if none is."""
+    """The layout of each source, None if it is float; None if all are."""
     found = [source.layout(name) for name in names]
     if param.is_widened or not any(found):
         return None
@@ -138,7 +140,7 @@ def _like(param: Param, layout: Layout) -> Coded:
 def _static(param: Param, layout: Layout) -> dict[str, Any]:
     return {
         "shape": param.shape,
-        "num_contracted": max(1, param.num_contracted),
+        "num_contracted": param.contracted,
         "is_of_experts": param.is_of_experts,
         "bits": layout.bits,
         "group": layout.group,
@@ -147,7 +149,7 @@ def _static(param: Param, layout: Layout) -> dict[str, Any]:
 
 
 def _scales_shape(param: Param, layout: Layout) -> tuple[int, ...]:
-    return (*param.shape[: len(param.shape) - max(1, param.num_contracted)], layout.groups)
+    return (*param.shape[: len(param.shape) - param.contracted], layout.groups)
 
 
 def _num_matrices(param: Param) -> int:

@@ -9,14 +9,16 @@ import jax.numpy as jnp
 from quire.models.context import PlatformOps
 from quire.models.params import Param, ParamTree, params_of
 from quire.models.parts.norm import HeadNorms, HeadsRMSNorm
-from quire.models.parts.projection import code_dtype, copy_keys, pending_product, project_sums
+from quire.models.parts.projection import copy_keys
 from quire.models.parts.rope import Rope
 from quire.models.parts.temperature import QueryScale, QueryTemperature
 from quire.ops.attention.heads import Heads
 from quire.ops.attention.rotation import Rotation
 from quire.ops.attention.spec import AttentionSpec
 from quire.ops.sharding import key_copies
+from quire.ops.weights.products import block_output, project_sums
 from quire.ops.weights.rounded_rows import BlockOutput, Rows, scaled, values
+from quire.ops.weights.weight import code_dtype
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,12 @@ class Attention:
             None if self.k_norm is None else self.k_norm.of_heads(weights["k_norm"]),
             weights.get("sinks"),
         )
-        read_in = None if self.is_gated else code_dtype(weights["out"], len(x), ops.rounding)
+        read_in = None if self.is_gated else code_dtype(weights["out"], len(x), ops.rounding.product)
         out, state = ops.attend(replace(self.spec, read_in=read_in), heads, state)
         if gates is not None:
             wide = values(out).reshape(gates.shape).astype(jnp.float32)
             out = (wide * jax.nn.sigmoid(gates.astype(jnp.float32))).astype(out.dtype)
-        return pending_product("tkgh,dkgh->td", out, weights["out"], weights.get("out_bias"), ops.rounding), state
+        return block_output("tkgh,dkgh->td", out, weights["out"], weights.get("out_bias"), ops.rounding), state
 
     def for_devices(self, num_devices: int) -> "Attention":
         """The same attention; if there are fewer keys than devices, with copies of key and value heads, each for a part

@@ -14,15 +14,14 @@ from quire.models.model import States
 from quire.models.params import Param, ParamTree, params_of
 from quire.models.parts.feed_forward import FeedForward
 from quire.models.parts.mixer import Mixer
-from quire.models.parts.norm import Norm, RMSNorm
-from quire.models.parts.projection import code_dtype, lookup, matmul
+from quire.models.parts.norm import Norm
 from quire.models.parts.rope import Rope
 from quire.models.parts.temperature import QueryTemperature
 from quire.ops.attention.rotation import Rotation
 from quire.ops.layer_spec import LayerSpec
-from quire.ops.weights.few_rows import PendingProduct
+from quire.ops.row_norms import add_and_normalise
+from quire.ops.weights.products import matmul
 from quire.ops.weights.rounded_rows import BlockOutput, Rows, scaled, values
-from quire.ops.weights.visit_sums import VisitSums
 
 
 @dataclass(frozen=True)
@@ -66,20 +65,16 @@ class DecoderLayer:
 
         Outputs are added to x one block later, so that a platform can fuse the sum with the norm that follows it.
         """
-        own = weights["attention"]
-        dtype = code_dtype(own, len(x), ops.rounding)
-        norm, reader = self.before_attention, None if self.is_parallel else own.get("qkv")
-        x, normal = _normal_sum(norm, weights.get("before_attention"), x, out, ops, dtype, reader)
-        out, state = self.attention(weights["attention"], normal, rotation, state, ops)
+        own, reader = weights["attention"], None if self.is_parallel else "qkv"
+        x, normal = _next_rows(self.before_attention, weights.get("before_attention"), x, out, ops, own, reader)
+        out, state = self.attention(own, normal, rotation, state, ops)
         if self.is_parallel:
             return x, scaled(out) + scaled(self.feed_forward(weights["feed_forward"], normal, ops)), state
         out = self._finished(out, self.after_attention, weights.get("after_attention"), ops)
 
-        own = weights["feed_forward"]
-        dtype = code_dtype(own, len(x), ops.rounding)
-        norm = self.before_feed_forward
-        x, normal = _normal_sum(norm, weights.get("before_feed_forward"), x, out, ops, dtype, own.get("gate_up"))
-        out = self.feed_forward(weights["feed_forward"], normal, ops)
+        own, norm = weights["feed_forward"], self.before_feed_forward
+        x, normal = _next_rows(norm, weights.get("before_feed_forward"), x, out, ops, own, "gate_up")
+        out = self.feed_forward(own, normal, ops)
         return x, self._finished(out, self.after_feed_forward, weights.get("after_feed_forward"), ops), state
 
     def _finished(
@@ -163,11 +158,11 @@ class Decoder:
                 layer_weights = with_adapters(layer_weights, stacks, adapters.rows, ops.adapter_product)
             x, out, state = calls[computation(block)](layer_weights, x, out, rotation, states.get(index))
             states = states.put(index, state)
-        return values(_normal_sum(self.norm, weights["norm"], x, out, ops)[1]), states
+        return values(_next_rows(self.norm, weights["norm"], x, out, ops)[1]), states
 
     def embed(self, weights: ParamTree, context: TokenContext) -> jax.Array:
         """The input of the first layer [t, d]."""
-        x = lookup(weights["embedding"], context.tokens, jax.tree.leaves(weights["norm"])[0].dtype)
+        x: jax.Array = weights["embedding"].rows(context.tokens).astype(jax.tree.leaves(weights["norm"])[0].dtype)
         if self.position_embedding is not None:
             x = x + weights["position_embedding"][context.positions]
         if self.embedding_multiplier != 1.0:
@@ -176,7 +171,7 @@ class Decoder:
 
     def logits(self, weights: ParamTree, hidden: jax.Array) -> jax.Array:
         head = weights["embedding" if self.head is None else "head"]
-        logits = matmul(hidden, head, 1) / self.logits_divisor
+        logits = matmul(hidden, head) / self.logits_divisor
         if self.logits_softcap is not None:
             logits = self.logits_softcap * jnp.tanh(logits / self.logits_softcap)
         return logits
@@ -199,28 +194,20 @@ class Decoder:
         return list({id(rope): rope for rope in ropes if rope is not None}.values())
 
 
-def _normal_sum(
+def _next_rows(
     norm: Norm | None,
     weights: ParamTree | None,
     x: jax.Array,
     out: BlockOutput | None,
     ops: PlatformOps,
-    code_dtype: Any | None = None,
-    reader: Any | None = None,
+    readers: ParamTree | None = None,
+    only_reader: str | None = None,
 ) -> tuple[jax.Array, Rows]:
-    """x + out, and its norm where there is one, rounded where its readers take codes. `reader` is the weight that alone
-    reads the norm, if it is known."""
-    if norm is None or weights is None:
-        x = x if out is None else x + scaled(out)
-        return x, x if code_dtype is None else ops.rounding.rows(x, code_dtype)
-    if isinstance(out, PendingProduct):
-        if isinstance(norm, RMSNorm) and code_dtype is None and out.kernels.fits(len(x), x.dtype, reader):
-            return norm.of_product(weights, x, out)
-        out = out.sums()
-    if code_dtype is not None:
-        addend = scaled(out) if isinstance(out, VisitSums) else out
-        return norm.rounded_of_sum(weights, x, addend, ops.norms, ops.rounding, code_dtype)
-    return (x, norm(weights, x, ops.norms)) if out is None else norm.of_sum(weights, x, out, ops.norms)
+    """x + out, and its norm where there is one, for a block with the weights `readers`: one of them alone reads it,
+    where it has a weight of the name `only_reader`."""
+    bound = None if norm is None or weights is None else norm.bind(weights)
+    reader = None if readers is None or only_reader is None else readers.get(only_reader)
+    return add_and_normalise(bound, x, out, ops.norms, ops.rounding, readers, reader)
 
 
 def computation(part: Any) -> Any:

@@ -11,9 +11,9 @@ import numpy as np
 from quire.models.context import PlatformOps
 from quire.models.params import Array, Param, ParamTree, Tensor, params_of
 from quire.models.parts.norm import RMSNorm
-from quire.models.parts.projection import matmul, project, project_sums
 from quire.ops.attention.rotation import Rotation
 from quire.ops.recurrence import Recurrence, RecurrentSpec
+from quire.ops.weights.products import matmul, project, project_sums
 from quire.ops.weights.rounded_rows import Rows, Sums
 
 UNIT_EPS = 1e-6  # of the norms of queries and keys
@@ -57,7 +57,7 @@ class GatedDelta:
         spec = self.spec
         shape = (len(x), spec.key_heads, spec.group, spec.value_dim)
         qkvz = project("td,kcd->tkc", x, weights["qkvz"])
-        b, a = jnp.split(matmul(x, weights["ba"], 2), 2, axis=-1)  # [t, k, g]
+        b, a = jnp.split(matmul(x, weights["ba"]), 2, axis=-1)  # [t, k, g]
         mixed, state = ops.recurrent.convolve(qkvz[:, :, : spec.channels], weights["conv"], None, state)
         mixed = jax.nn.silu(mixed)
         q, k = (

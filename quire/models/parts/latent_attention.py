@@ -8,20 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from quire.models.context import PlatformOps
 from quire.models.params import Array, Param, ParamTree, Tensor, params_of
 from quire.models.parts.norm import RMSNorm
-from quire.models.parts.projection import bias, project, project_sums
+from quire.models.parts.projection import bias
 from quire.models.parts.rope import Rope
 from quire.ops.attention.heads import latent
 from quire.ops.attention.rotation import Rotation, rotate
 from quire.ops.attention.spec import AttentionSpec
 from quire.ops.sharding import key_copies
-from quire.ops.weights.native_weight import NativeWeight
+from quire.ops.weights.products import project, project_sums
 from quire.ops.weights.rounded_rows import Rows, Sums
 from quire.ops.weights.rounded_rows import values as values_of
 
@@ -83,7 +82,7 @@ class LatentAttention:
             inner = self.query_norm(weights["query_norm"], inner, ops.norms)
         query = project("td,kghd->tkgh", inner, weights["query"])
         rank, plain = self.key_up.shape[2:]
-        met = _by_head(query[..., :plain], weights["key_up"])
+        met = weights["key_up"].product_by_head(query[..., :plain])
         query = jnp.concatenate((met, rotate(query[..., plain:], rotation)), axis=-1)
 
         key = project("td,rd->tr", x, weights["key"], weights.get("key_bias"))
@@ -92,7 +91,7 @@ class LatentAttention:
         keys = jnp.broadcast_to(key[:, None], (len(x), self.spec.kv_heads, key.shape[1]))
 
         out, state = ops.attend(self.spec, latent(query, keys), state)
-        values = _by_head(values_of(out), weights["value_up"])
+        values = weights["value_up"].product_by_head(values_of(out))
         return project_sums("tkgv,dkgv->td", values, weights["out"], weights.get("out_bias"), ops.rounding), state
 
     def for_devices(self, num_devices: int) -> "LatentAttention":
@@ -113,17 +112,6 @@ class LatentAttention:
             value_up=by_device(self.value_up),
             out=by_device(self.out, axis=1),
         )
-
-
-def _by_head(x: jax.Array, weight: jax.Array | NativeWeight) -> jax.Array:
-    """x [t, k, g, i] times the matrix of each head in a weight [k, g, o, i]: [t, k, g, o]."""
-    if not isinstance(weight, NativeWeight):
-        return jnp.einsum("tkgi,kgoi->tkgo", x, weight, preferred_element_type=jnp.float32).astype(x.dtype)
-    tokens, copies, group, inputs = x.shape
-    matrices = NativeWeight(weight.values.reshape(copies * group, -1, inputs))
-    rows = jnp.moveaxis(x, 0, 2).reshape(-1, inputs)
-    out = matrices.grouped_product(rows, jnp.full(copies * group, tokens, jnp.int32))
-    return jnp.moveaxis(out.reshape(copies, group, tokens, -1), 2, 0)
 
 
 def latent_attention(name: str, sizes: LatentSizes, scale: float, rope: Rope, *, biased: bool) -> LatentAttention:

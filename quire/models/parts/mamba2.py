@@ -12,10 +12,10 @@ import numpy as np
 from quire.models.context import PlatformOps
 from quire.models.params import Array, Param, ParamTree, Tensor, params_of
 from quire.models.parts.norm import GroupedRMSNorm
-from quire.models.parts.projection import project, project_sums
 from quire.ops.attention.rotation import Rotation
 from quire.ops.recurrence import Recurrence, RecurrentSpec
 from quire.ops.sharding import key_copies
+from quire.ops.weights.products import project, project_sums
 from quire.ops.weights.rounded_rows import Rows, Sums
 from quire.ops.weights.rounding import rounded
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,7 @@ import numpy as np
 from quire.models.params import Array, Param, ParamTree, Tensor
 from quire.ops.attention.heads import HeadNorm
 from quire.ops.norms import Norms
-from quire.ops.weights.few_rows import NormalRows, PendingProduct
-from quire.ops.weights.rounded_rows import BlockOutput, RoundedRows, RoundingOps, Sums, plain_sum, scaled
-from quire.ops.weights.visit_sums import VisitSums
+from quire.ops.row_norms import RMS, MeanAndDeviation, RowNorm
 
 
 class Norm(Protocol):
@@ -21,13 +19,7 @@ class Norm(Protocol):
 
     def __call__(self, weights: ParamTree, x: jax.Array, norms: Norms) -> jax.Array: ...
 
-    def of_sum(self, weights: ParamTree, x: jax.Array, out: BlockOutput, norms: Norms) -> tuple[jax.Array, jax.Array]:
-        """x + out, and its norm."""
-
-    def rounded_of_sum(
-        self, weights: ParamTree, x: jax.Array, out: Sums | None, norms: Norms, rounding: RoundingOps, code_dtype: Any
-    ) -> tuple[jax.Array, RoundedRows]:
-        """x + out, or x, and its norm, rounded to codes."""
+    def bind(self, weights: ParamTree) -> RowNorm: ...
 
 
 @dataclass(frozen=True)
@@ -43,21 +35,10 @@ class RMSNorm:
         return {"weight": Param((self.size,), (None,), (Tensor(f"{self.name}.weight", (self.size,)),))}
 
     def __call__(self, weights: ParamTree, x: jax.Array, norms: Norms) -> jax.Array:
-        return norms.rms(x, weights["weight"], self.eps, self.offset)
+        return self.bind(weights)(x, norms)
 
-    def of_sum(self, weights: ParamTree, x: jax.Array, out: BlockOutput, norms: Norms) -> tuple[jax.Array, jax.Array]:
-        if isinstance(out, VisitSums) and norms.add_visits_rms is not None:
-            return norms.add_visits_rms(x, out, weights["weight"], self.eps, self.offset)
-        return norms.add_rms(x, scaled(out), weights["weight"], self.eps, self.offset)
-
-    def of_product(self, weights: ParamTree, x: jax.Array, out: PendingProduct) -> tuple[jax.Array, NormalRows]:
-        """x + out, and its norm, whose rows their reader finishes."""
-        return out.added_to(x, weights["weight"], self.eps, self.offset)
-
-    def rounded_of_sum(
-        self, weights: ParamTree, x: jax.Array, out: Sums | None, norms: Norms, rounding: RoundingOps, code_dtype: Any
-    ) -> tuple[jax.Array, RoundedRows]:
-        return rounding.add_rms(x, out, weights["weight"], self.eps, self.offset, code_dtype)
+    def bind(self, weights: ParamTree) -> RowNorm:
+        return RMS(weights["weight"], self.eps, self.offset)
 
     def of_heads(self, weights: ParamTree) -> HeadNorm:
         return HeadNorm(weights["weight"], self.eps, self.offset)
@@ -148,15 +129,7 @@ class LayerNorm:
         }
 
     def __call__(self, weights: ParamTree, x: jax.Array, norms: Norms) -> jax.Array:
-        weight = weights["weight"]
-        return norms.layer(x, weight, weights["bias"] if self.biased else jnp.zeros_like(weight), self.eps)
+        return self.bind(weights)(x, norms)
 
-    def of_sum(self, weights: ParamTree, x: jax.Array, out: BlockOutput, norms: Norms) -> tuple[jax.Array, jax.Array]:
-        total = x + scaled(out)
-        return total, self(weights, total, norms)
-
-    def rounded_of_sum(
-        self, weights: ParamTree, x: jax.Array, out: Sums | None, norms: Norms, rounding: RoundingOps, code_dtype: Any
-    ) -> tuple[jax.Array, RoundedRows]:
-        total = plain_sum(x, out)
-        return total, rounding.rows(self(weights, total, norms), code_dtype)
+    def bind(self, weights: ParamTree) -> RowNorm:
+        return MeanAndDeviation(weights["weight"], weights["bias"] if self.biased else None, self.eps)

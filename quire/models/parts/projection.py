@@ -1,4 +1,4 @@
-"""Matrix multiplications, and weights that are joined from several checkpoint tensors.
+"""Weights that are joined from several checkpoint tensors.
 
 A fused weight keeps one axis per idea: kv head, query of the group, feature. Tensor parallelism is then a cut along the
 `kv_heads` or the `mlp` axis, and one matmul gives every projection of the same input.
@@ -6,151 +6,11 @@ A fused weight keeps one axis per idea: kv head, query of the group, feature. Te
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import prod
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from quire.models.params import Array, Param, Tensor
 from quire.ops.attention.spec import AttentionSpec
-from quire.ops.weights.adapters import AdaptedWeight, JoinedStack
-from quire.ops.weights.coded import Coded, Parts
-from quire.ops.weights.few_rows import FewRowsIn, NormalRows, PendingProduct
-from quire.ops.weights.native_weight import NativeWeight
-from quire.ops.weights.quantized import QuantizedWeight, product, rows_of, shape_of
-from quire.ops.weights.rounded_rows import PLAIN as PLAIN_ROUNDING
-from quire.ops.weights.rounded_rows import BlockOutput, BlockRows, RoundedRows, RoundingOps, Rows, Sums, values
-
-BaseWeight = jax.Array | NativeWeight | QuantizedWeight | Parts
-Weight = BaseWeight | AdaptedWeight
-
-
-def project(equation: str, x: Rows, weight: Weight, bias: jax.Array | None = None) -> jax.Array:
-    """An einsum that accumulates in float32 whatever it is fed, and gives back the type of x.
-
-    The contracted axes come last in both operands.
-    """
-    num_output_axes = _num_output_axes(equation)
-    if bias is None:  # rounded by the product itself; a separate cast is another kernel on a GPU
-        return matmul(x, weight, num_output_axes, x.dtype).astype(x.dtype)
-    return (matmul(x, weight, num_output_axes) + bias.astype(jnp.float32)).astype(x.dtype)
-
-
-def project_sums(equation: str, x: Rows, weight: Weight, bias: jax.Array | None, rounding: RoundingOps) -> Sums:
-    """Like `project`, for a reader that applies scales itself where there are any. `rounding` makes codes of x."""
-    dtype = code_dtype(weight, len(x), rounding)
-    if dtype is not None and not (isinstance(x, RoundedRows | BlockRows) and x.codes.dtype == dtype):
-        x = rounding.rows(values(x).reshape(len(x), -1), dtype)
-    if dtype is None or not isinstance(weight, Coded):
-        few = _by_few_rows(equation, x, weight, bias, rounding)
-        return project(equation, x, weight, bias) if few is None else few
-    of_sums = x.dtype if bias is None else jnp.float32  # a bias is added before they are rounded
-    sums = weight.sums(x, of_sums, rounding.product).reshape(*weight.shape[: _num_output_axes(equation)])
-    return sums if bias is None else (sums.numbers() + bias.astype(jnp.float32)).astype(x.dtype)
-
-
-def pending_product(
-    equation: str, x: Rows, weight: Weight, bias: jax.Array | None, rounding: RoundingOps
-) -> BlockOutput:
-    """Like `project_sums` to the width of the model, for a reader that may compute the product itself."""
-    few = rounding.few_rows
-    if few is None or bias is not None or not few.fits(len(x), x.dtype, weight):
-        return project_sums(equation, x, weight, bias, rounding)
-    return PendingProduct(_flat(x), weight, few)
-
-
-def _by_few_rows(
-    equation: str, x: Rows, weight: Weight, bias: jax.Array | None, rounding: RoundingOps
-) -> jax.Array | None:
-    """Like `project`, by the kernel for few rows, where there is one for these."""
-    base = weight.weight if isinstance(weight, AdaptedWeight) else weight
-    few = rounding.few_rows
-    if few is None or not few.fits(len(x), x.dtype, base):
-        return None
-    is_all = bias is None and base is weight
-    rows = _flat(x)
-    out = few.sums(rows, base, x.dtype if is_all else jnp.float32)
-    if isinstance(weight, AdaptedWeight):
-        out = weight.add_to(out, values(rows))
-    out = out.reshape(len(x), *shape_of(base)[: _num_output_axes(equation)])
-    return (out if bias is None else out + bias.astype(jnp.float32)).astype(x.dtype)
-
-
-def _flat(x: Rows) -> FewRowsIn:
-    return x if isinstance(x, NormalRows) else values(x).reshape(len(x), -1)
-
-
-def _num_output_axes(equation: str) -> int:
-    x_axes, weight_axes, out_axes = equation.replace("->", ",").split(",")
-    num_output_axes = sum(axis in out_axes for axis in weight_axes)
-    assert x_axes[1:] == weight_axes[num_output_axes:], equation
-    assert out_axes == x_axes[0] + weight_axes[:num_output_axes], equation
-    return num_output_axes
-
-
-def code_dtype(weights: Any, num_rows: int, rounding: RoundingOps) -> Any | None:
-    """The type of codes in which so many rows meet a weight, or those of a block, which are alike where a checkpoint
-    does not leave some as they are; None where they are not rounded."""
-    if isinstance(weights, AdaptedWeight):  # multiplied by XLA, as it is
-        weights, rounding = (weights.weight, weights.stack), PLAIN_ROUNDING
-    found = (_code_dtype(node, num_rows, rounding) for node in jax.tree.leaves(weights, is_leaf=_is_weight))
-    return next((dtype for dtype in found if dtype is not None), None)
-
-
-def _code_dtype(node: object, num_rows: int, rounding: RoundingOps) -> Any | None:
-    if isinstance(node, AdaptedWeight):
-        return code_dtype(node, num_rows, rounding)
-    return node.row_code_dtype(num_rows, rounding.product) if isinstance(node, Coded) else None
-
-
-def _is_weight(node: object) -> bool:
-    return isinstance(node, Coded | AdaptedWeight)
-
-
-def matmul(x: Rows, weight: Weight, num_output_axes: int, dtype: Any = jnp.float32) -> jax.Array:
-    """x [t, *inputs] times a weight [*outputs, *inputs] with `num_output_axes` axes of outputs: [t, *outputs].
-
-    Computed as a product of two matrices: XLA's CPU backend is ten times slower on the same numbers in more dimensions.
-    """
-    if isinstance(weight, AdaptedWeight) and isinstance(weight.stack, JoinedStack):
-        shape, flat = weight.stack.shape, joined_product(x, weight, dtype)
-    else:
-        base = weight.weight if isinstance(weight, AdaptedWeight) else weight
-        shape, flat = shape_of(base), _flat_product(x, base, num_output_axes, dtype)
-    if isinstance(weight, AdaptedWeight):
-        flat = weight.add_to(flat, values(x))
-    return flat.reshape(len(x), *shape[:num_output_axes])
-
-
-def joined_product(x: Rows, weight: AdaptedWeight, dtype: Any = None) -> jax.Array:
-    """x times a weight and the `a` of its adapters, which are joined, in the type of x if no other is given."""
-    assert isinstance(weight.stack, JoinedStack)
-    return _flat_product(x, weight.stack.both, 1, x.dtype if dtype is None else dtype)
-
-
-def _flat_product(x: Rows, weight: BaseWeight, num_output_axes: int, dtype: Any) -> jax.Array:
-    if isinstance(weight, Parts):
-        found = [_flat_product(x, part, 1, jnp.float32) for part in weight.weights]
-        return jnp.concatenate(found, axis=1)[:, weight.order]
-    shape = shape_of(weight)
-    outer, inner = shape[:num_output_axes], prod(shape[num_output_axes:])
-    if isinstance(weight, QuantizedWeight):
-        return product(x, weight, num_output_axes, dtype)
-    rows = values(x).reshape(len(x), inner)
-    if isinstance(weight, NativeWeight):
-        return weight.product(rows, num_output_axes)
-    matrix = weight.reshape(prod(outer), inner)
-    return jnp.einsum("ti,oi->to", rows, matrix, preferred_element_type=dtype)
-
-
-def lookup(weight: BaseWeight, indices: jax.Array, dtype: Any) -> jax.Array:
-    """[n, d]: some rows of a weight [v, d]."""
-    assert not isinstance(weight, Parts), "an embedding is one tensor"
-    if isinstance(weight, QuantizedWeight):
-        return rows_of(weight, indices).astype(dtype)
-    return weight.values[indices] if isinstance(weight, NativeWeight) else weight[indices]
 
 
 def separate_qkv(name: str, spec: AttentionSpec, embed: int, num_paired: int = 0) -> Param:

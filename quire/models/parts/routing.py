@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from quire.models.params import Param, ParamTree
-from quire.models.parts.projection import matmul
 from quire.ops.expert_choice import ExpertChoice, Shares
+from quire.ops.weights.products import matmul
 
 SMALLEST_SUM = 1e-20  # of shares, which are divided by it
 
@@ -44,7 +44,7 @@ class SoftmaxRouter:
         self, weights: ParamTree, x: jax.Array, choose: ExpertChoice, is_real: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
         shares = Shares.OF_CHOSEN if self.normalised else Shares.OF_ALL
-        return choose(matmul(x, weights["weight"], 1), self.chosen, shares, is_real)
+        return choose(matmul(x, weights["weight"]), self.chosen, shares, is_real)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class SigmoidRouter:
     def __call__(
         self, weights: ParamTree, x: jax.Array, choose: ExpertChoice, is_real: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        return choose(matmul(x, weights["weight"], 1), self.chosen, Shares.SIGMOIDS, is_real)
+        return choose(matmul(x, weights["weight"]), self.chosen, Shares.SIGMOIDS, is_real)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class BiasedRouter:
     def __call__(
         self, weights: ParamTree, x: jax.Array, choose: ExpertChoice, is_real: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        scores = matmul(x, weights["weight"], 1) + weights["bias"].astype(jnp.float32)
+        scores = matmul(x, weights["weight"]) + weights["bias"].astype(jnp.float32)
         return choose(scores, self.chosen, Shares.OF_CHOSEN, is_real)
 
 
@@ -100,7 +100,7 @@ class GroupedSoftmaxRouter:
     def __call__(
         self, weights: ParamTree, x: jax.Array, choose: ExpertChoice, is_real: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        likely = jax.nn.softmax(matmul(x, weights["weight"], 1), axis=-1)
+        likely = jax.nn.softmax(matmul(x, weights["weight"]), axis=-1)
         if self.chosen_groups < self.num_groups:
             grouped = likely.reshape(len(x), self.num_groups, -1)
             likely = _among_best(grouped, jnp.max(grouped, axis=-1), self.chosen_groups, 0.0)
@@ -130,7 +130,7 @@ class GroupedRouter:
     def __call__(
         self, weights: ParamTree, x: jax.Array, choose: ExpertChoice, is_real: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        likely = jax.nn.sigmoid(matmul(x, weights["weight"], 1))  # [t, e]
+        likely = jax.nn.sigmoid(matmul(x, weights["weight"]))  # [t, e]
         scores = likely + weights["bias"].astype(jnp.float32)
         if self.chosen_groups < self.num_groups:
             grouped = scores.reshape(len(x), self.num_groups, -1)

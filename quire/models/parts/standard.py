@@ -26,6 +26,7 @@ from quire.models.parts.rope import Rope
 from quire.models.parts.routing import Router
 from quire.models.parts.temperature import QueryTemperature
 from quire.ops.attention.spec import AttentionSpec
+from quire.ops.gates import PlainGate
 
 HEAD_NAME = "lm_head.weight"
 
@@ -186,7 +187,7 @@ def fused_gated_mlp(name: str, sizes: Sizes, mlp: int, activation: Activation) -
 def experts(name: str, sizes: Sizes, mlp: int, count: int, activation: Activation, router: Router) -> Experts:
     names = [f"{name}.{index}" for index in range(count)]
     return Experts(
-        activation,
+        PlainGate(activation),
         router,
         gate_up=experts_gate_up(
             [(f"{one}.gate_proj.weight", f"{one}.up_proj.weight") for one in names], (mlp, sizes.embed)

@@ -28,8 +28,8 @@ from quire.ops.recurrence import RecurrentKernels
 from quire.ops.sampling_kernels import NONE as NO_SAMPLING_KERNELS
 from quire.ops.sampling_kernels import SamplingKernels
 from quire.ops.weights.adapters import AdapterProduct, add_products
-from quire.ops.weights.expert_product import NONE as NO_EXPERT_KERNELS
-from quire.ops.weights.expert_product import ExpertKernels
+from quire.ops.weights.experts import NONE as NO_EXPERT_KERNELS
+from quire.ops.weights.experts import ExpertKernels
 from quire.ops.weights.rounded_rows import PLAIN as PLAIN_ROUNDING
 from quire.ops.weights.rounded_rows import RoundingOps, Rows, scaled
 

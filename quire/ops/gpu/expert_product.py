@@ -17,10 +17,10 @@ from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.gates import ClampedGate, PlainGate, tanh_gelu
 from quire.ops.gpu.expert_sides import Side, apart, sides_of
-from quire.ops.gpu.expert_weights import Form, arrays_of, form_of, load_rows, load_scales, load_weights
+from quire.ops.gpu.expert_weights import WeightLayout, arrays_of, form_of, load_rows, load_scales, load_weights
 from quire.ops.gpu.four_bit_steps import add_step, result
 from quire.ops.gpu.tiles import array, least_dot, power_of_two, product, whole
-from quire.ops.weights.expert_product import Gate, rounded_rows
+from quire.ops.weights.experts import Gate
 from quire.ops.weights.four_bit_experts import STEP
 
 LEAST = 16  # on each side of a product of blocks
@@ -49,7 +49,7 @@ class ExpertBlocks(NamedTuple):
         return self.is_of_steps or self.rows < COLUMNS
 
 
-def blocks_of(expert: jax.Array, num_experts: int, outputs: int, form: Form, *, gated: bool) -> ExpertBlocks:
+def blocks_of(expert: jax.Array, num_experts: int, outputs: int, form: WeightLayout, *, gated: bool) -> ExpertBlocks:
     """The blocks for a weight of this form; `outputs` after the gate."""
     tokens, chosen = expert.shape
     parts = 2 if gated else 1
@@ -93,7 +93,7 @@ def expert_product(
         return None
     tokens, chosen = expert.shape
     parts = 1 if gate is None else 2
-    matrices = arrays_of(form, rounded_rows(x, expert, weight), weight, parts)
+    matrices = arrays_of(form, weight.rounded_visits(x, expert), weight, parts)
     num_experts = len(matrices[1])
     outputs = prod(weight.shape[1:-1]) // parts
     if blocks is None:
@@ -209,7 +209,13 @@ def _rows_of_tile(
 
 
 def _kernel(
-    blocks: ExpertBlocks, form: Form, gate: Gate | None, num_matrices: int, num_biases: int, find: Any, *refs: Any
+    blocks: ExpertBlocks,
+    form: WeightLayout,
+    gate: Gate | None,
+    num_matrices: int,
+    num_biases: int,
+    find: Any,
+    *refs: Any,
 ) -> None:
     (x_ref, *weight_refs), others, out_ref = refs[:num_matrices], refs[num_matrices:-1], refs[-1]
     rows = find(*others[num_biases:])
@@ -239,7 +245,7 @@ def _kernel(
 
 
 def _sums(
-    blocks: ExpertBlocks, form: Form, sides: list[Side], rows: _Rows, x_ref: Any, weight_refs: Any
+    blocks: ExpertBlocks, form: WeightLayout, sides: list[Side], rows: _Rows, x_ref: Any, weight_refs: Any
 ) -> list[jax.Array]:
     """The products of a tile with each side: [rows, outputs], or turned."""
     width = weight_refs[0].shape[3]
@@ -283,7 +289,7 @@ def _sums(
 
 
 def _sums_of_steps(
-    blocks: ExpertBlocks, form: Form, sides: list[Side], rows: _Rows, x_ref: Any, weight_refs: Any
+    blocks: ExpertBlocks, form: WeightLayout, sides: list[Side], rows: _Rows, x_ref: Any, weight_refs: Any
 ) -> list[jax.Array]:
     """The same, turned, with the arrays of `FourBitExperts`."""
     choice = jnp.minimum(rows.choice, x_ref.shape[1] - 1)

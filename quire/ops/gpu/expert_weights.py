@@ -12,6 +12,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.gpu.tiles import array
 from quire.ops.weights.coded import Coded, float_scales, four_bit_floats
+from quire.ops.weights.floats import PlainWeight
 from quire.ops.weights.four_bit_experts import FourBitExperts
 
 PAIR = 2  # codes of a byte
@@ -44,7 +45,7 @@ fma.rn.bf16x2 $1, select, scale, zero;
 }"""
 
 
-class Form(NamedTuple):
+class WeightLayout(NamedTuple):
     """The layout of a weight in its arrays, the same for all experts."""
 
     dtype: Any  # of activations
@@ -73,32 +74,32 @@ class Form(NamedTuple):
         return not self.scales_blocks or self.group is None or self.group % block == 0
 
 
-def form_of(x: jax.Array, weight: Any, interpret: bool = False) -> Form | None:
+def form_of(x: jax.Array, weight: Any, interpret: bool = False) -> WeightLayout | None:
     """None for weights that the kernel does not read."""
     inputs = weight.shape[-1]
     if isinstance(weight, FourBitExperts):
-        form = Form(x.dtype, inputs, FOUR_BIT_GROUP, is_stepped=True, is_interpreted=interpret)
+        form = WeightLayout(x.dtype, inputs, FOUR_BIT_GROUP, is_stepped=True, is_interpreted=interpret)
         return form if x.dtype.itemsize == 2 else None
     if not isinstance(weight, Coded):
-        is_alike = isinstance(weight, jax.Array) and weight.dtype == x.dtype
-        return Form(x.dtype, inputs) if is_alike else None
+        is_alike = isinstance(weight, PlainWeight) and weight.values.dtype == x.dtype
+        return WeightLayout(x.dtype, inputs) if is_alike else None
     if weight.zeros is not None or weight.index is not None:
         return None
     if weight.bits == 8:
-        form = Form(x.dtype, inputs, inputs if weight.scales.shape[-1] == 1 else weight.group)
+        form = WeightLayout(x.dtype, inputs, inputs if weight.scales.shape[-1] == 1 else weight.group)
         return form if form.fits(FOUR_BIT_GROUP) and weight.scales.dtype != jnp.uint8 else None
     is_mxfp4 = weight.scales.dtype == jnp.uint8 and weight.group == FOUR_BIT_GROUP and inputs % FOUR_BIT_GROUP == 0
-    form = Form(x.dtype, inputs, weight.group, is_paired=True, is_interpreted=interpret)
+    form = WeightLayout(x.dtype, inputs, weight.group, is_paired=True, is_interpreted=interpret)
     return form if is_mxfp4 and x.dtype.itemsize == 2 else None
 
 
-def arrays_of(form: Form, x: jax.Array, weight: Any, parts: int) -> tuple[jax.Array, ...]:
+def arrays_of(form: WeightLayout, x: jax.Array, weight: Any, parts: int) -> tuple[jax.Array, ...]:
     """x, the matrices [e, parts, outputs, inputs or their pairs], and their scales, if any, [e, parts, outputs, g];
     or the arrays of `FourBitExperts`."""
     if isinstance(weight, FourBitExperts):
         return x, weight.codes, weight.factors
-    if not isinstance(weight, Coded):
-        return x, weight.reshape(len(weight), parts, -1, form.inputs)
+    if isinstance(weight, PlainWeight):
+        return x, weight.values.reshape(weight.shape[0], parts, -1, form.inputs)
     if form.is_paired:
         x = jax.lax.bitcast_convert_type(x.reshape(*x.shape[:-1], -1, PAIR), jnp.int32)
     lead = weight.shape[0], parts, -1
@@ -109,7 +110,7 @@ def arrays_of(form: Form, x: jax.Array, weight: Any, parts: int) -> tuple[jax.Ar
     )
 
 
-def load_rows(form: Form, where: Any, mask: jax.Array) -> list[jax.Array]:
+def load_rows(form: WeightLayout, where: Any, mask: jax.Array) -> list[jax.Array]:
     """The blocks [rows, inputs] of activations, one for each place of an element."""
     found = plgpu.load(where, mask=mask, other=0 if form.is_paired else 0.0)
     if not form.is_paired:
@@ -119,7 +120,7 @@ def load_rows(form: Form, where: Any, mask: jax.Array) -> list[jax.Array]:
 
 
 def load_weights(
-    form: Form, refs: Any, where: tuple[Any, ...], first: Any, size: int, mask: jax.Array | None
+    form: WeightLayout, refs: Any, where: tuple[Any, ...], first: Any, size: int, mask: jax.Array | None
 ) -> list[jax.Array]:
     """The blocks [outputs, inputs] that those of `load_rows` meet, of `size` elements from `first` on.
 
@@ -143,7 +144,7 @@ def load_weights(
     )
 
 
-def _four_bits(form: Form, codes: jax.Array, exponents: jax.Array) -> list[jax.Array]:
+def _four_bits(form: WeightLayout, codes: jax.Array, exponents: jax.Array) -> list[jax.Array]:
     """The numbers of the lower and of the higher halves of bytes."""
     if form.is_interpreted or form.dtype != jnp.bfloat16:
         factor, wide = float_scales(exponents), codes.astype(jnp.int32)
@@ -154,7 +155,9 @@ def _four_bits(form: Form, codes: jax.Array, exponents: jax.Array) -> list[jax.A
     return [plgpu.elementwise_inline_asm(text, **given)[0] for text in texts]
 
 
-def load_scales(form: Form, refs: Any, where: tuple[Any, ...], first: Any, mask: Any | None) -> jax.Array | None:
+def load_scales(
+    form: WeightLayout, refs: Any, where: tuple[Any, ...], first: Any, mask: Any | None
+) -> jax.Array | None:
     """The scales [outputs] of a product from input `first` on, where it is multiplied by them as a whole."""
     if form.group is None or form.is_paired:
         return None

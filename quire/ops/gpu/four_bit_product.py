@@ -6,6 +6,7 @@ each of its four places meets a run of every row. Where there are few outputs, s
 block, and their sums are added in a fixed order.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +17,10 @@ from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.gpu.tiles import array, least_dot, product, whole
 from quire.ops.weights.four_bits import PLACES, TILE, FourBits
+from quire.ops.weights.rounded_rows import Rows
+from quire.ops.weights.weight import flat_rows
 
+MOST_ROWS = 64
 COLUMNS = 64
 PROGRAMS = 528  # that occupy a device: four for each multiprocessor of a large GPU
 LEAST_STEPS = 4  # of a program: fewer would not fill the way from memory
@@ -35,6 +39,21 @@ _TEXTS = {
     "bfloat16": {"TYPE": "bf16x2", "ONE": "0x3f803f80", "ABOVE": "0x43004300"},
     "float16": {"TYPE": "f16x2", "ONE": "0x3c003c00", "ABOVE": "0x64006400"},
 }
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["codes", "factors"],
+    meta_fields=["shape", "num_contracted", "group", "scale_dtype"],
+)
+@dataclass(frozen=True)
+class GPUFourBits(FourBits):
+    """`FourBits` with this product of few rows."""
+
+    def product(self, x: Rows, dtype: Any = jnp.float32) -> jax.Array:
+        rows = flat_rows(x)
+        is_few = len(rows) <= MOST_ROWS and rows.dtype.itemsize == 2
+        return four_bit_product(rows, self) if is_few else self.widened_product(rows)
 
 
 class FourBitBlocks(NamedTuple):

@@ -45,7 +45,7 @@ from quire.ops.sampling_kernels import SamplingKernels
 from quire.ops.slot_access import SlotAccess
 from quire.ops.weights.adapters import Stack
 from quire.ops.weights.coded import Coded
-from quire.ops.weights.expert_product import Gate, kernels_of
+from quire.ops.weights.experts import Gate, kernels_of
 from quire.ops.weights.rounded_rows import PLAIN as PLAIN_ROUNDING
 from quire.ops.weights.rounded_rows import (
     Activation,

@@ -1,12 +1,17 @@
 """Adapters: products of small rank that are added to the products with a model's weights. Each row has its own."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import jax
 import jax.numpy as jnp
+
+from quire.ops.weights.few_rows import FewRows, FewRowsIn
+from quire.ops.weights.rounded_rows import Activation, CodeProduct, Rows, Sums, scaled, values
+from quire.ops.weights.weight import Axes, Weight, flat_rows
 
 # (length, part): so many outputs in a row come from the same one of the tensors that a weight is joined from.
 Runs = tuple[tuple[int, int], ...]
@@ -38,19 +43,23 @@ class AdapterStack:
         parts: int = self.a.shape[1]
         return parts
 
+    def adapt(self, weight: Weight | None, rows: jax.Array, product: "AdapterProduct") -> Weight:
+        """The weight, None where the stack has it, with the adapters that rows [t] have: 0, or a slot + 1."""
+        assert weight is not None
+        return AdaptedWeight(weight, self, rows, product)
+
     def with_adapter(self, slot: jax.Array, adapter: "AdapterStack") -> "AdapterStack":
         """With an adapter, which has no axis of slots, in a slot."""
         a, b = self.a.at[slot].set(adapter.a), self.b.at[slot].set(adapter.b)
         return AdapterStack(a, b, self.ranks.at[slot].set(adapter.ranks), self.runs)
 
+    def like_one(self) -> "AdapterStack":
+        """The shapes of one adapter."""
+        return _like_one(self.parts, self.a.shape[3:], self)
 
-@partial(jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["shape"])
-@dataclass(frozen=True)
-class RoomyWeight:
-    """A weight as a matrix, with rows of zeros below it for the `a` of adapters."""
-
-    values: Any  # [outputs + rows, inputs]
-    shape: tuple[int, ...]  # of the weight itself
+    def with_weight_of(self, old: Any) -> "AdapterStack":
+        """With the arrays of an old stack of this structure that a weight is in."""
+        return self
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["both", "b", "ranks"], meta_fields=["runs", "shape"])
@@ -76,12 +85,32 @@ class JoinedStack:
         """Tensors that the weight is joined from."""
         return 1 + max(part for _, part in self.runs)
 
+    def adapt(self, weight: Weight | None, rows: jax.Array, product: "AdapterProduct") -> Weight:
+        return JoinedWeight(self, rows, product)
+
     def with_adapter(self, slot: jax.Array, adapter: AdapterStack) -> "JoinedStack":
         new = adapter.a.reshape(-1, self.both.shape[1])
         begin = self.flat_b.shape[2] + slot * len(new)
         both = jax.lax.dynamic_update_slice(self.both, new.astype(self.both.dtype), (begin, jnp.zeros_like(begin)))
         b, ranks = self.b.at[slot].set(adapter.b), self.ranks.at[slot].set(adapter.ranks)
         return JoinedStack(both, b, ranks, self.runs, self.shape)
+
+    def like_one(self) -> AdapterStack:
+        return _like_one(self.parts, self.shape[self.b.ndim - 2 :], self)
+
+    def with_weight_of(self, old: Any) -> "JoinedStack":
+        return replace(self, both=old.both)
+
+
+def _like_one(parts: int, inputs: tuple[int, ...], stack: AdapterStack | JoinedStack) -> AdapterStack:
+    _, rank, *outputs = stack.b.shape
+
+    def like(shape: tuple[int, ...], array: Any) -> Any:
+        return jax.ShapeDtypeStruct(shape, array.dtype)  # type: ignore[no-untyped-call]
+
+    return AdapterStack(
+        like((parts, rank, *inputs), stack.b), like((rank, *outputs), stack.b), like((), stack.ranks), stack.runs
+    )
 
 
 Stack = AdapterStack | JoinedStack
@@ -101,23 +130,100 @@ class AdapterProduct(Protocol):
         """
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["weight", "stack", "rows"], meta_fields=["product"])
+@partial(jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["shape", "num_contracted"])
 @dataclass(frozen=True)
-class AdaptedWeight:
-    """A weight of any type, with the adapters of the rows that meet it."""
+class RoomyWeight(Weight):
+    """A weight as a matrix, with rows of zeros below it for the `a` of adapters. Once joined with them, it is
+    multiplied as a `JoinedWeight`."""
 
-    weight: Any  # None where the stack has it
-    stack: Stack
-    rows: jax.Array  # int32 [t]
-    product: AdapterProduct
+    values: Any  # [outputs + rows, inputs]
+    shape: tuple[int, ...]  # of the weight itself
+    num_contracted: int
 
-    def add_to(self, out: jax.Array, x: jax.Array, *, gated: bool = False) -> jax.Array:
-        """The product of x and the weight alone, `out` [t, outputs], with that of the adapters."""
-        if isinstance(self.stack, JoinedStack):
-            return self.product(out, x, self.rows, self.stack, gated=gated)
-        width = prod(self.stack.a.shape[3:])
-        shape = (len(x), 2, width) if gated else (len(x), width)
-        return self.product(out, x.reshape(shape), self.rows, self.stack, gated=gated)
+    def product(self, x: Rows, dtype: Any = jnp.float32) -> jax.Array:
+        raise NotImplementedError("a weight with room is multiplied once it is joined with its adapters")
+
+    def map(self, change: Callable[[Any, Axes], Any], axes: Axes) -> Self:
+        return replace(self, values=change(self.values, (None, None)))
+
+    def join(self, stack: AdapterStack) -> tuple[None, Stack]:
+        return None, JoinedStack(self.values, stack.b, stack.ranks, stack.runs, self.shape)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["weight", "stack", "slots"], meta_fields=["add"])
+@dataclass(frozen=True)
+class AdaptedWeight(Weight):
+    """A weight of any form, with the adapters of the rows that meet it. It is one within a step."""
+
+    weight: Weight
+    stack: AdapterStack
+    slots: jax.Array  # int32 [t]: 0 for none, or a slot + 1
+    add: AdapterProduct
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.weight.shape
+
+    @property
+    def num_contracted(self) -> int:
+        return self.weight.num_contracted
+
+    def product(self, x: Rows, dtype: Any = jnp.float32) -> jax.Array:
+        return self._added_to(self.weight.product(x, dtype), values(x))
+
+    def map(self, change: Callable[[Any, Axes], Any], axes: Axes) -> "AdaptedWeight":
+        raise NotImplementedError("adapters are mapped with the stacks that hold them")
+
+    def row_code_dtype(self, num_rows: int, kernel: CodeProduct | None) -> Any | None:
+        return self.weight.row_code_dtype(num_rows, None)  # XLA multiplies it
+
+    def few_row_product(self, rows: FewRowsIn, kernels: FewRows, dtype: Any) -> jax.Array | None:
+        out = self.weight.few_row_product(rows, kernels, jnp.float32)
+        return None if out is None else self._added_to(out, values(rows))
+
+    def product_of_gated(self, activation: Activation, both: Sums) -> jax.Array | None:
+        out = self.weight.product_of_gated(activation, both)
+        return None if out is None else self._added_to(out, scaled(both)[:, 0], gated=True)
+
+    def _added_to(self, out: jax.Array, x: jax.Array, *, gated: bool = False) -> jax.Array:
+        shape = (len(x), 2, self.inputs) if gated else (len(x), self.inputs)
+        return self.add(out, x.reshape(shape), self.slots, self.stack, gated=gated)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["stack", "slots"], meta_fields=["add"])
+@dataclass(frozen=True)
+class JoinedWeight(Weight):
+    """A weight that is in the stack of its adapters, which one product meets with it. It is one within a step."""
+
+    stack: JoinedStack
+    slots: jax.Array  # int32 [t]: 0 for none, or a slot + 1
+    add: AdapterProduct
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stack.shape
+
+    @property
+    def num_contracted(self) -> int:
+        num_outputs: int = self.stack.b.ndim - 2
+        return len(self.shape) - num_outputs
+
+    def product(self, x: Rows, dtype: Any = jnp.float32) -> jax.Array:
+        return self.add(self._joined_product(x, dtype), values(x), self.slots, self.stack)
+
+    def map(self, change: Callable[[Any, Axes], Any], axes: Axes) -> "JoinedWeight":
+        raise NotImplementedError("adapters are mapped with the stacks that hold them")
+
+    def gated_rows(self, activation: Activation, x: Rows) -> jax.Array | None:
+        if activation is not jax.nn.silu:
+            return None
+        return self.add(self._joined_product(x, x.dtype), values(x), self.slots, self.stack, gated=True)
+
+    def few_row_product(self, rows: FewRowsIn, kernels: FewRows, dtype: Any) -> None:
+        return None
+
+    def _joined_product(self, x: Rows, dtype: Any) -> jax.Array:
+        return jnp.einsum("ti,oi->to", flat_rows(x), self.stack.both, preferred_element_type=dtype)
 
 
 def add_products(out: jax.Array, x: jax.Array, rows: jax.Array, stack: Stack, *, gated: bool = False) -> jax.Array:

@@ -4,7 +4,7 @@ A number of the weight is (code - zero point) * scale. It exists in float inside
 product takes, and nowhere else. Where a checkpoint quantises activations as well, the rows are rounded as it says.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -15,9 +15,10 @@ import jax.numpy as jnp
 
 from quire.ops.native import coded_product, library
 from quire.ops.weights.activation_rounding import Rounding
-from quire.ops.weights.rounded_rows import BlockRows, CodeProduct, RoundedRows, Rows, ScaledSums, values
+from quire.ops.weights.grouped_product import ragged_product
+from quire.ops.weights.rounded_rows import BlockRows, CodeProduct, RoundedRows, Rows, ScaledSums
+from quire.ops.weights.weight import Axes, Weight, flat_rows
 
-Axes = tuple[str | None, ...]
 # (rows [n, inputs], matrices [e, outputs, inputs], sizes [e]) -> float32 [n, outputs]
 GroupedProduct = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
@@ -35,8 +36,8 @@ WIDENED_AT_ONCE = 1 << 24  # numbers of experts; their float copies are a step's
     meta_fields=["shape", "num_contracted", "is_of_experts", "bits", "group", "rounding", "is_native", "is_direct"],
 )
 @dataclass(frozen=True)
-class Coded:
-    """A matrix [*outputs, *inputs], or one for each expert: [experts, *outputs, inputs].
+class Coded(Weight):
+    """A weight in the codes of a checkpoint, or in those that its devices made of its floats.
 
     Scales have the weight's axes of outputs, and one for the groups of inputs. Scales that are uint8 are exponents of
     two. Codes of four bits beside scales of a byte are floats (mxfp4, nvfp4).
@@ -60,7 +61,6 @@ class Coded:
     output_scales: Any = None  # float32 [*outputs], times which sums are the products; None: 1
 
     def map(self, change: Callable[[Any, Axes], Any], axes: Axes) -> "Coded":
-        """The same with change(array, its axes) for each array; `axes` are those of the weight."""
         at = len(self.shape) - self.num_contracted
         of_groups = (*axes[:at], axes[at])
 
@@ -78,18 +78,35 @@ class Coded:
             output_scales=None if self.output_scales is None else change(self.output_scales, axes[:at]),
         )
 
+    def native(self) -> "Coded":
+        return replace(self, is_native=True)
+
+    def direct(self, forms: Sequence[Callable[["Coded"], Weight | None]] = ()) -> Weight:
+        made = (form(self) for form in forms)
+        return next((weight for weight in made if weight is not None), replace(self, is_direct=True))
+
+    def for_rows(self, num_rows: jax.Array) -> "Coded":
+        return replace(self, num_rows=num_rows) if self.is_native else self
+
     @property
     def widened_bytes(self) -> int:
-        """Bytes of the float32 copy that a product makes, at most."""
         if self._multiplies_codes and not self.is_of_experts:
             return 0
         return experts_widened_bytes(self.shape) if self.is_of_experts else 4 * prod(self.shape)
 
+    @property
+    def has_codes(self) -> bool:
+        return True
+
+    @property
+    def gains_from_timings(self) -> bool:
+        """The library's own choice is as good for e4m3; for int8 it takes up to a third longer."""
+        return bool(self.codes.dtype != jnp.float8_e4m3fn)
+
     def product(self, x: Rows, dtype: Any = jnp.float32) -> jax.Array:
-        """float32 [t, outputs] of x [t, inputs]. The caller rounds it to `dtype`, and may get sums that are rounded."""
         if self._multiplies_codes and len(x) > FEW_ROWS:
             return self.sums(x, dtype).numbers()
-        x = values(x)
+        x = flat_rows(x)
         if self._multiplies_codes:  # the numbers are used as they are, and the codes widened inside the product
             assert self.rounding is not None
             codes = self.codes.reshape(-1, x.shape[1]).astype(x.dtype)
@@ -136,7 +153,6 @@ class Coded:
         return jnp.asarray(self.scales.reshape(-1).astype(jnp.float32))
 
     def row_code_dtype(self, num_rows: int, kernel: CodeProduct | None) -> Any | None:
-        """The type of the codes that so many rows are multiplied in, each row with a scale of its own; else None."""
         if not self._multiplies_codes or self.is_of_experts or self.input_scale is not None:
             return None
         if self.rounding is not None and self.rounding.reach is not None:  # scales of rows are not those of others
@@ -152,8 +168,11 @@ class Coded:
         is_bound = self.rounding is not None and self.rounding.reach is not None
         return not is_bound and num_rows <= FEW_ROWS and self.row_code_dtype(num_rows, kernel) is None
 
+    def code_sums(self, x: Rows, dtype: Any, kernel: CodeProduct | None) -> ScaledSums:
+        return self.sums(x, dtype, kernel)
+
     def sums(self, x: Rows, dtype: Any, kernel: CodeProduct | None = None) -> ScaledSums:
-        """[t, outputs] of rows x [t, inputs], whose numbers the caller rounds to `dtype`."""
+        """[t, outputs] of rows x [t, *inputs], whose numbers the caller rounds to `dtype`."""
         assert self.rounding is not None
         scales = None
         if isinstance(x, BlockRows):
@@ -162,7 +181,7 @@ class Coded:
         elif isinstance(x, RoundedRows) and x.codes.dtype == self.row_code_dtype(len(x), kernel):
             rows, row_scales = x.codes, x.scales
         else:
-            rows, row_scales = self.rounding.codes(values(x), self.input_scale)
+            rows, row_scales = self.rounding.codes(flat_rows(x), self.input_scale)
         # Sums in bfloat16 are half the bytes to write and read; float16 has no room for them.
         sums = jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32
         sums = sums if self.rounding.is_float else jnp.int32
@@ -174,13 +193,14 @@ class Coded:
         return ScaledSums(out, row_scales, self._column_scales, jnp.dtype(dtype))
 
     def grouped_product(
-        self, x: jax.Array, sizes: jax.Array, multiply: GroupedProduct, at_once: int = WIDENED_AT_ONCE
+        self,
+        x: jax.Array,
+        sizes: jax.Array,
+        multiply: GroupedProduct = ragged_product,
+        at_once: int = WIDENED_AT_ONCE,
     ) -> jax.Array:
-        """float32 [n, outputs] of x [n, inputs] with each expert's matrix for the next of the `sizes` rows.
-
-        Experts that no row visits are left out. `multiply` gets float copies of as many experts as have `at_once`
-        numbers; the native library does without it.
-        """
+        """Experts that no row visits are left out. `multiply` gets float copies of as many experts as have `at_once`
+        numbers; the native library does without it."""
         num_experts, inputs = self.shape[0], self.shape[-1]
         outputs, groups = prod(self.shape[1:-1]), self.scales.shape[-1]
         owner = jnp.repeat(jnp.arange(num_experts), sizes, total_repeat_length=len(x))
@@ -219,6 +239,23 @@ class Coded:
             return sums
         return jnp.asarray(sums * self.output_scales.reshape(self.shape[0], -1)[owner])
 
+    def rounded_visits(self, x: jax.Array, expert: jax.Array) -> jax.Array:
+        """Those of few tokens stay what they are where that is allowed: the products of dense layers do the same."""
+        if self.rounding is None:
+            return x
+        if self.is_direct and self.bits == 8 and self.input_scale is None and len(x) <= FEW_ROWS:
+            return self.rounding.unrounded(x)
+        if self.input_scale is not None:  # of each expert its own
+            x = jnp.broadcast_to(x, (*expert.shape, x.shape[-1]))
+        return self.rounded_rows(x.reshape(-1, x.shape[-1]), expert.reshape(-1)).reshape(x.shape)
+
+    def without_rounding(self) -> "Coded":
+        return replace(self, rounding=None, input_scale=None, input_zero=None)
+
+    def part_of_device(self) -> "Coded":
+        shape = self.codes.shape
+        return replace(self, shape=(*shape[:-1], shape[-1] * 8 // self.bits))
+
     def rounded_rows(self, x: jax.Array, owner: jax.Array) -> jax.Array:
         """Rows [n, inputs] as the checkpoint rounds them for the experts [n] that own them."""
         if self.rounding is None:
@@ -228,7 +265,6 @@ class Coded:
         return (codes * _spread(row_scale, self.rounding.group, x.shape[1])).astype(x.dtype)
 
     def rows(self, indices: jax.Array) -> jax.Array:
-        """float32 [n, inputs]: some rows of a matrix."""
         zeros = None if self.zeros is None else self.zeros[indices]
         found = self._widened(self.codes[indices], self.scales[indices], zeros, self.index)
         return found if self.output_scales is None else found * self.output_scales[indices][:, None]
@@ -258,16 +294,6 @@ class Coded:
     def _by_input(self, values: jax.Array, index: jax.Array | None, inputs: int) -> jax.Array:
         """[outputs, inputs] of [outputs, groups]."""
         return _spread(values, self.group, inputs) if index is None else values[:, index]
-
-
-@partial(jax.tree_util.register_dataclass, data_fields=["weights", "order"], meta_fields=["shape"])
-@dataclass(frozen=True)
-class Parts:
-    """A matrix joined of tensors that are quantised differently, each of which is multiplied on its own."""
-
-    weights: tuple[Any, ...]  # [rows, inputs] each
-    order: Any  # int32 [outputs]: for each the row of the parts, counted through all of them
-    shape: tuple[int, ...]
 
 
 def experts_widened_bytes(shape: tuple[int, ...]) -> int:

@@ -9,8 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from quire.ops.weights.coded import Axes, Coded, experts_widened_bytes
+from quire.ops.weights.coded import Coded, experts_widened_bytes
 from quire.ops.weights.four_bits import TILE
+from quire.ops.weights.rounded_rows import Rows
+from quire.ops.weights.weight import Axes, Weight
 
 PLACES = 4  # codes of an element
 GROUP = 32  # inputs that share an exponent, and elements of a step
@@ -22,7 +24,7 @@ BITS = ((6, 7, 8, 15), (3, 4, 5, 12), (0, 1, 2, 9), (13, 10, 11, 14))
 
 @partial(jax.tree_util.register_dataclass, data_fields=["codes", "factors"], meta_fields=["shape"])
 @dataclass(frozen=True)
-class FourBitExperts:
+class FourBitExperts(Weight):
     """Matrices [experts, *outputs, inputs] of `Coded`, in another order.
 
     The inputs are cut into steps of four groups, the last one filled up with zeros. An element of a step has a code of
@@ -48,15 +50,33 @@ class FourBitExperts:
         codes, factors = jax.eval_shape(_turned, *given) if is_like else _turned(*given)
         return cls(codes, factors, weight.shape)
 
+    @property
+    def num_contracted(self) -> int:
+        return 1
+
+    def product(self, x: Rows, dtype: Any = jnp.float32) -> jax.Array:
+        raise NotImplementedError("experts have a grouped product")
+
+    def grouped_product(self, x: jax.Array, sizes: jax.Array) -> jax.Array:
+        return self.coded().grouped_product(x, sizes)
+
     def map(self, change: Callable[[Any, Axes], Any], axes: Axes) -> "FourBitExperts":
-        """The same with change(array, its axes) for each array, which are of no device but one."""
+        """Its arrays are on one device."""
         codes, factors = ((None,) * len(array.shape) for array in (self.codes, self.factors))
         return replace(self, codes=change(self.codes, codes), factors=change(self.factors, factors))
 
     @property
     def widened_bytes(self) -> int:
-        """Bytes of the float32 copy that a product without the kernel makes, at most."""
+        """Without the kernel, that is."""
         return experts_widened_bytes(self.shape)
+
+    @property
+    def has_codes(self) -> bool:
+        return True
+
+    @property
+    def gains_from_timings(self) -> bool:
+        return True
 
     def coded(self) -> Coded:
         """The same matrices in the usual order."""

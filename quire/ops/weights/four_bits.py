@@ -4,17 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 
-from quire.ops.weights.coded import MIDDLE, Axes, Coded
-from quire.ops.weights.rounded_rows import Rows, values
+from quire.ops.weights.coded import MIDDLE, Coded
+from quire.ops.weights.rounded_rows import Rows
+from quire.ops.weights.weight import Axes, Weight, flat_rows
 
 PLACES = 4  # codes of an element
 RUNS = (16, 64)  # the least and the most elements of a step: as many inputs as a product of blocks must have, or more
-MOST_ROWS = 64  # of the kernel
 TILE = 16  # outputs whose elements of a step are side by side: memory is read in long pieces
 
 
@@ -24,7 +24,7 @@ TILE = 16  # outputs whose elements of a step are side by side: memory is read i
     meta_fields=["shape", "num_contracted", "group", "scale_dtype"],
 )
 @dataclass(frozen=True)
-class FourBits:
+class FourBits(Weight):
     """A matrix [*outputs, *inputs] of `Coded`, in another order.
 
     The inputs are cut into steps of four runs, and an element of a step has a code of each run, the first in its lowest
@@ -40,7 +40,7 @@ class FourBits:
     scale_dtype: Any  # of two bytes
 
     @classmethod
-    def of(cls, weight: Coded) -> "FourBits | None":
+    def of(cls, weight: Coded) -> Self | None:
         """None for one that has no such order."""
         inputs = prod(weight.shape[-weight.num_contracted :])
         group, run = weight.group, _run(weight.group)
@@ -63,34 +63,34 @@ class FourBits:
         """Elements of a step, and inputs of each of its runs."""
         return _run(self.group)
 
-    def map(self, change: Callable[[Any, Axes], Any], axes: Axes) -> "FourBits":
-        """The same with change(array, its axes) for each array, which are of no device but one."""
+    def map(self, change: Callable[[Any, Axes], Any], axes: Axes) -> Self:
+        """Its arrays are on one device."""
         codes, factors = ((None,) * len(array.shape) for array in (self.codes, self.factors))
         return replace(self, codes=change(self.codes, codes), factors=change(self.factors, factors))
 
     @property
     def widened_bytes(self) -> int:
-        """Bytes of the float32 copy that a product makes, at most."""
         return 4 * prod(self.shape)
 
-    def product(self, x: Rows) -> jax.Array:
-        """float32 [t, outputs] of x [t, inputs]."""
-        x = values(x)
-        if len(x) <= MOST_ROWS and x.dtype.itemsize == 2:
-            from quire.ops.gpu.four_bit_product import four_bit_product  # not every JAX has its parts
+    @property
+    def has_codes(self) -> bool:
+        return True
 
-            return four_bit_product(x, self)
-        return self.widened_product(x)
+    @property
+    def gains_from_timings(self) -> bool:
+        return True
+
+    def product(self, x: Rows, dtype: Any = jnp.float32) -> jax.Array:
+        return self.widened_product(flat_rows(x))
 
     def widened_product(self, x: jax.Array) -> jax.Array:
-        """The same for any number of rows."""
+        """float32 [t, outputs] of any number of rows x [t, inputs]."""
         outputs = self.factors.shape[1]
         codes = self.codes.transpose(0, 2, 1, 3).reshape(-1, *self.codes.shape[1::2])[:outputs]
         numbers = self._widened(codes, self.factors).astype(x.dtype)
         return jnp.einsum("ti,oi->to", x, numbers, preferred_element_type=jnp.float32)
 
     def rows(self, indices: jax.Array) -> jax.Array:
-        """float32 [n, inputs]: some rows of a matrix."""
         return self._widened(self.codes[indices // TILE, :, indices % TILE], self.factors[:, indices])
 
     def _widened(self, codes: jax.Array, factors: jax.Array) -> jax.Array:

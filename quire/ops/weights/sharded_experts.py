@@ -4,7 +4,6 @@ A device gates its own features, and its part of the second product is a sum ove
 they have of each token, once.
 """
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,8 +13,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from quire.ops.expert_choice import ExpertChoice, Shares
 from quire.ops.sharding import TENSOR, sharding
-from quire.ops.weights.coded import Coded
-from quire.ops.weights.expert_product import NONE, ExpertKernels, Gate, rounded_rows
+from quire.ops.weights.experts import NONE, ExpertKernels, Gate
+from quire.ops.weights.weight import Weight
 
 WHOLE = PartitionSpec()  # type: ignore[no-untyped-call]
 OF_FEATURES = PartitionSpec(None, None, TENSOR)  # type: ignore[no-untyped-call]
@@ -27,48 +26,38 @@ def sharded_experts(kernels: ExpertKernels, mesh: Mesh) -> ExpertKernels:
     if kernels is NONE:
         return NONE  # the compiler partitions grouped products
 
-    def specs(weight: Any, axes: tuple[str | None, ...]) -> Any:
-        """The cuts of the arrays of a weight."""
-
-        def spec(array: Any, axes: tuple[str | None, ...]) -> PartitionSpec:
-            return sharding(array.shape, axes, mesh).spec
-
-        return weight.map(spec, axes) if isinstance(weight, Coded) else spec(weight, axes)
-
     run = partial(_run, mesh)
 
     def product(
-        x: jax.Array, expert: jax.Array, weight: Any, bias: jax.Array | None = None, gate: Gate | None = None
+        x: jax.Array, expert: jax.Array, weight: Weight, bias: jax.Array | None = None, gate: Gate | None = None
     ) -> jax.Array | None:
         if gate is None:
             return None
-        cut = specs(weight, GATE_UP_AXES)
-        bias_cut = WHOLE if bias is None else specs(bias, GATE_UP_AXES[:-1])
-        is_cut = _codes(cut)[1] == TENSOR
+        cut, has_features = _cut(weight, GATE_UP_AXES, mesh)
+        bias_cut = WHOLE if bias is None else sharding(bias.shape, GATE_UP_AXES[:-1], mesh).spec
 
-        def on_own(x: jax.Array, expert: jax.Array, weight: Any, bias: jax.Array | None) -> jax.Array | None:
-            return kernels.product(x, expert, _own(weight), bias, gate)
+        def on_own(x: jax.Array, expert: jax.Array, weight: Weight, bias: jax.Array | None) -> jax.Array | None:
+            return kernels.product(x, expert, weight.part_of_device(), bias, gate)
 
-        given = rounded_rows(x, expert, weight), expert, _without_rounding(weight), bias
-        cuts = WHOLE, WHOLE, _without_rounding(cut), bias_cut
-        return run(on_own, given, cuts, OF_FEATURES if is_cut else WHOLE)  # type: ignore[no-any-return]
+        given = weight.rounded_visits(x, expert), expert, weight.without_rounding(), bias
+        cuts = WHOLE, WHOLE, cut.without_rounding(), bias_cut
+        return run(on_own, given, cuts, OF_FEATURES if has_features else WHOLE)  # type: ignore[no-any-return]
 
     def total(
-        x: jax.Array, expert: jax.Array, share: jax.Array | None, weight: Any, bias: jax.Array | None = None
+        x: jax.Array, expert: jax.Array, share: jax.Array | None, weight: Weight, bias: jax.Array | None = None
     ) -> jax.Array | None:
-        cut = specs(weight, DOWN_AXES)
-        is_cut = _codes(cut)[2] == TENSOR
-        if is_cut and isinstance(weight, Coded) and weight.scales.shape[-1] > 1 and cut.scales[2] != TENSOR:
-            return None  # a device has parts of groups
+        cut, has_features = _cut(weight, DOWN_AXES, mesh)
+        if has_features is None:
+            return None
 
-        def on_own(x: jax.Array, expert: jax.Array, share: jax.Array | None, weight: Any) -> jax.Array | None:
-            out = kernels.total(x, expert, share, _own(weight))
-            if not is_cut or out is None:
+        def on_own(x: jax.Array, expert: jax.Array, share: jax.Array | None, weight: Weight) -> jax.Array | None:
+            out = kernels.total(x, expert, share, weight.part_of_device())
+            if not has_features or out is None:
                 return out
             return jax.lax.psum(out, TENSOR)  # type: ignore[no-untyped-call, no-any-return]
 
-        given = rounded_rows(x, expert, weight), expert, share, _without_rounding(weight)
-        cuts = OF_FEATURES if is_cut else WHOLE, WHOLE, WHOLE, _without_rounding(cut)
+        given = weight.rounded_visits(x, expert), expert, share, weight.without_rounding()
+        cuts = OF_FEATURES if has_features else WHOLE, WHOLE, WHOLE, cut.without_rounding()
         out = run(on_own, given, cuts, WHOLE)
         if out is None or bias is None:
             return out  # type: ignore[no-any-return]
@@ -98,19 +87,18 @@ def _choose_everywhere(
     return _run(mesh, on_each, (scores, is_real), (WHOLE, WHOLE), WHOLE)  # type: ignore[no-any-return]
 
 
-def _codes(cut: Any) -> Any:
-    """The cut of the matrices themselves, an entry for each axis."""
-    return cut.codes if isinstance(cut, Coded) else cut
+def _cut(weight: Weight, axes: tuple[str | None, ...], mesh: Mesh) -> tuple[Weight, bool | None]:
+    """The cuts of a weight's arrays, and whether a device has some of the features; None if its parts of the arrays
+    are not those of the same features, as where it would have a part of a group."""
+    of_features: list[tuple[int, bool]] = []
 
+    def spec(array: Any, axes: tuple[str | None, ...]) -> PartitionSpec:
+        found = sharding(array.shape, axes, mesh).spec
+        cuts = zip(array.shape, axes, found, strict=True)
+        of_features.extend((length, cut == TENSOR) for length, axis, cut in cuts if axis == "mlp")
+        return found
 
-def _without_rounding(weight: Any) -> Any:
-    """For rows that are rounded already."""
-    return replace(weight, rounding=None, input_scale=None, input_zero=None) if isinstance(weight, Coded) else weight
-
-
-def _own(weight: Any) -> Any:
-    """A device's part of a weight, with its own shape."""
-    if not isinstance(weight, Coded):
-        return weight
-    shape = weight.codes.shape
-    return replace(weight, shape=(*shape[:-1], shape[-1] * 8 // weight.bits))
+    cut = weight.map(spec, axes)
+    # A single scale is for all features.
+    found = {is_cut for length, is_cut in of_features if length > 1} or {is_cut for _, is_cut in of_features}
+    return cut, found.pop() if len(found) == 1 else None
