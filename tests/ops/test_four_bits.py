@@ -61,7 +61,8 @@ def test_groups_that_do_not_fit_steps_are_left_as_they_are(inputs: int, group: i
 def test_shapes_are_known_before_the_arrays_are() -> None:
     weight = coded(24, 512, 128, has_zeros=True)
     like: Any = jax.eval_shape(lambda: weight)
-    found = turned(weight)
+    found = GPUFourBits.of(weight)
+    assert found is not None
     assert gpu_form(like, is_alone=True) == jax.eval_shape(lambda: found)
     nothing = found.map(lambda array, axes: array, ("mlp", "embed"))
     assert jax.tree.structure(nothing) == jax.tree.structure(found)

@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from quire.models.checkpoint import direct
 from quire.models.context import PlatformOps
 from quire.models.formats.channel_weights import channel_like, channel_weight
 from quire.models.params import Param, Tensor
-from quire.models.parts.feed_forward import ACTIVATIONS, grouped
+from quire.models.parts.feed_forward import ACTIVATIONS
 from quire.models.parts.norm import RMSNorm
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
@@ -23,10 +22,11 @@ from quire.ops.gpu.adapter_product import add_products
 from quire.ops.gpu.capability import GpuCapability
 from quire.ops.gpu.expert_product import expert_product
 from quire.ops.gpu.kernels import GPU
-from quire.ops.kernels import kernels_for
+from quire.ops.kernels import gpu_form, kernels_for
 from quire.ops.weights.activation_rounding import Rounding
 from quire.ops.weights.adapters import AdapterStack, JoinedStack
 from quire.ops.weights.coded import Coded
+from quire.ops.weights.floats import PlainWeight
 from quire.ops.weights.products import project_sums
 from quire.ops.weights.rounded_rows import RoundingOps, ScaledSums, scaled
 from tests.gpu.hopper import ON_HOPPER
@@ -67,9 +67,9 @@ def test_products_of_experts_are_translated(sizes: tuple[int, int, int, int], to
     )
 
     def run(x: jax.Array, expert: jax.Array, gate_up: jax.Array, down: jax.Array, bias: jax.Array) -> jax.Array | None:
-        active = expert_product(x, expert, gate_up, None, gate)
+        active = expert_product(x, expert, PlainWeight(gate_up), None, gate)
         assert active is not None
-        return expert_product(active, expert, down, bias)
+        return expert_product(active, expert, PlainWeight(down), bias)
 
     with on_an_h200():
         text = jax.jit(run).trace(x, expert, gate_up, down, bias).lower(lowering_platforms=("cuda",)).as_text()
@@ -88,7 +88,7 @@ def test_norms_of_decodes_add_up_what_experts_give(name: str) -> None:
     norm = RMSNorm("norm", model.hidden_size, 1e-5)
 
     def run(weights: Any, x: jax.Array, scale: jax.Array) -> Any:
-        return norm.of_sum({"weight": scale}, x, block(weights, x, ops), ops.norms)
+        return norm.bind({"weight": scale}).of_sum(x, block(weights, x, ops), ops.norms)
 
     x = jnp.zeros((8, model.hidden_size), jnp.bfloat16)
     with on_an_h200():
@@ -125,7 +125,7 @@ def test_products_of_coded_experts_are_translated(kind: str, tokens: int) -> Non
     x, expert = jax.ShapeDtypeStruct((tokens, 1, 2880), "bfloat16"), jax.ShapeDtypeStruct((tokens, 4), "int32")
     run = jax.jit(partial(expert_product, gate=PlainGate(jax.nn.silu)))
     with on_an_h200():
-        for one in (weight, direct(weight, is_alone=True)):
+        for one in (weight, gpu_form(weight, is_alone=True)):
             text = run.trace(x, expert, one).lower(lowering_platforms=("cuda",)).as_text()
             assert text.count('name = "expert_product"') == 1
 
@@ -136,14 +136,14 @@ def test_gates_of_experts_are_translated_or_left_to_xla(activation: str) -> None
     x, expert = jnp.zeros((4, 1, 64), jnp.bfloat16), jnp.zeros((4, 2), jnp.int32)
     run = jax.jit(partial(GPU.experts.product, gate=PlainGate(ACTIVATIONS[activation])))
     with on_an_h200():
-        traced = run.trace(x, expert, jnp.zeros((8, 1, 2, 64, 64), jnp.bfloat16))
+        traced = run.trace(x, expert, PlainWeight(jnp.zeros((8, 1, 2, 64, 64), jnp.bfloat16)))
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count('name = "expert_product"') == (activation != "gelu")
 
 
 def test_an_unknown_gate_is_left_to_xla() -> None:
     x, expert = jnp.zeros((4, 1, 64), jnp.bfloat16), jnp.zeros((4, 2), jnp.int32)
-    weight = jnp.zeros((8, 1, 2, 64, 64), jnp.bfloat16)
+    weight = PlainWeight(jnp.zeros((8, 1, 2, 64, 64), jnp.bfloat16))
     assert GPU.experts.product(x, expert, weight, None, lambda gate, up: jax.lax.erf(gate) * up) is None
 
 
@@ -235,7 +235,7 @@ def test_products_with_the_codes_of_checkpoints_are_translated(bits: int, shape:
     def product(x: jax.Array, weight: Coded) -> jax.Array:
         if len(shape) == 2:
             return weight.product(x)
-        return weight.grouped_product(x, jnp.asarray([3, 0, 2, 3]), grouped)
+        return weight.grouped_product(x, jnp.asarray([3, 0, 2, 3]))
 
     traced = jax.jit(product).trace(jnp.zeros((8, 128), jnp.bfloat16), weight)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
@@ -248,7 +248,7 @@ def test_products_with_the_codes_of_checkpoints_are_translated(bits: int, shape:
 def test_codes_reach_the_compiler_as_they_are(kind: Any, rows: int) -> None:
     """Of few rows the codes are widened, with nothing else between them and the product; else both sides are codes."""
     param = Param((96, 128), ("mlp", "embed"), (), join=lambda tensors: tensors[0], num_contracted=1)
-    weight = direct(channel_weight(jnp.ones((96, 128), jnp.bfloat16), param, kind))
+    weight = channel_weight(jnp.ones((96, 128), jnp.bfloat16), param, kind).direct()
     traced = jax.jit(lambda x, weight: weight.product(x)).trace(jnp.zeros((rows, 128), jnp.bfloat16), weight)
     lines = traced.lower(lowering_platforms=("cuda",)).as_text().splitlines()
     (product,) = [line for line in lines if "dot_general" in line]
@@ -262,7 +262,7 @@ def test_codes_reach_the_compiler_as_they_are(kind: Any, rows: int) -> None:
 def test_few_rows_meet_e4m3_in_a_kernel_on_hopper(rows: int, num_kernels: int) -> None:
     """As they are, or as codes. Nowhere else; nor where answers are reproducible, as more rows have other products."""
     param = Param((4096, 4096), ("mlp", "embed"), (Tensor("matrix", (4096, 4096)),), num_contracted=1)
-    weight = direct(channel_like(param, "fp8"))
+    weight = channel_like(param, "fp8").direct()
 
     def sums(rounding: RoundingOps, x: jax.Array, weight: Coded) -> jax.Array:
         return scaled(project_sums("td,md->tm", x, weight, None, rounding))
@@ -314,7 +314,7 @@ def test_few_rows_meet_four_bits_in_a_kernel_on_hopper(rows: int, num_kernels: i
         codes=jax.ShapeDtypeStruct((4096, 2048), jnp.uint8), scales=groups, zeros=None, index=None, input_scale=None,
         input_zero=None, shape=(4096, 4096), num_contracted=1, is_of_experts=False, bits=4, group=group,
     )  # fmt: skip
-    weight, x = direct(coded, is_alone=True), jax.ShapeDtypeStruct((rows, 4096), jnp.bfloat16)
+    weight, x = gpu_form(coded, is_alone=True), jax.ShapeDtypeStruct((rows, 4096), jnp.bfloat16)
     bias = jax.ShapeDtypeStruct((4096,), jnp.bfloat16) if has_bias else None
 
     def sums(rounding: RoundingOps, x: jax.Array, weight: Any, bias: jax.Array | None) -> jax.Array:
@@ -346,6 +346,6 @@ def test_four_bit_products_of_few_rows_are_translated(rows: int, group: int, has
     run = jax.jit(lambda x, weight: weight.product(x))
     for is_alone in (True, False):
         with on_an_h200():
-            traced = run.trace(jnp.zeros((rows, inputs), dtype), direct(weight, is_alone=is_alone))
+            traced = run.trace(jnp.zeros((rows, inputs), dtype), gpu_form(weight, is_alone=is_alone))
             text = traced.lower(lowering_platforms=("cuda",)).as_text()
         assert text.count("stablehlo.custom_call") == is_alone

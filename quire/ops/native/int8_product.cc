@@ -1,4 +1,4 @@
-// Products of float32 activations with int8 weights. The contract is that of quantized.py.
+// Products of float32 activations with int8 weights. The contract is that of ops/weights/int8.py.
 
 #include <algorithm>
 #include <cstdint>
