@@ -68,6 +68,10 @@ class Param:
         """Axes of inputs of a matrix; one where none is declared."""
         return max(1, self.num_contracted)
 
+    @property
+    def num_matrices(self) -> int:
+        return self.shape[0] if self.is_of_experts else 1
+
     def plain(self, array: Any) -> Any:
         """An array of its shape as the model takes it: a weight, if it is a matrix."""
         return PlainWeight(array, self.contracted) if self.is_matrix else array

@@ -31,12 +31,10 @@ from quire.models.context import NoStates, PlatformOps, TokenContext
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
 from quire.ops.attention.attention import whole_sequence
-from quire.ops.weights.floats import NativeWeight, PlainWeight
-from quire.ops.weights.weight import Weight, map_weights
 from quire.request import FinishReason, Request
 from tests.compiling import QUICKLY
 from tests.models.cases import CASES
-from tests.models.tiny import NamedTensors
+from tests.models.tiny import NamedTensors, without_native
 from tests.shared_programs import shared
 
 Array = np.ndarray[Any, Any]
@@ -111,15 +109,6 @@ class Run:
         return {key: answer.tokens for key, answer in sorted(self.answers.items())}
 
 
-def _plain(weights: ParamTree) -> Any:
-    """Arrays, and none for the native library."""
-
-    def plain(weight: Weight) -> Weight:
-        return PlainWeight(weight.values, weight.num_contracted) if isinstance(weight, NativeWeight) else weight
-
-    return map_weights(plain, weights)
-
-
 class Rig:
     """One model, its weights and its executor, which every run gets as `reset` leaves it.
 
@@ -148,7 +137,7 @@ class Rig:
         self.shapes = shapes
         weights = self.weights
         if has_room:
-            weights = jax.tree.map(jnp.copy, _plain(weights))
+            weights = jax.tree.map(jnp.copy, without_native(weights))
             make_room(weights, self.model, shapes.adapters, share=0)
         draft = None
         if draft_config is not None:

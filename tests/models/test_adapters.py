@@ -30,10 +30,9 @@ from quire.models.params import ParamTree
 from quire.models.registry import FAMILIES, build_model
 from quire.ops.attention.attention import whole_sequence
 from quire.ops.weights.adapters import RoomyWeight
-from quire.ops.weights.floats import NativeWeight
 from tests.models.adapter_files import Merged, modules_of, write_adapter
 from tests.models.cases import CASES, PROMPT_LENGTH, VOCAB_SIZE
-from tests.models.tiny import NamedTensors, prompt, relative_error, whole_logits
+from tests.models.tiny import NamedTensors, prompt, relative_error, whole_logits, without_native
 
 # The families, and the mechanisms that change how weights are joined.
 NAMES = [name for name in CASES if name in FAMILIES] + ["gemma3", "llama-biases", "llama-one-key"]
@@ -81,11 +80,7 @@ def test_adapters_below_the_weights_give_the_same_logits(name: str, tmp_path: Pa
     folders = [write_adapter(tmp_path / f"{seed}", model, seed=seed, rank=2 + seed) for seed in (1, 2)]
     tokens, sizes = prompt(PROMPT_LENGTH, VOCAB_SIZE), AdapterSizes(2, 5)
 
-    def is_native(node: Any) -> bool:
-        return isinstance(node, NativeWeight)
-
-    weights = load_weights(model, NamedTensors(model), dtype="float32")
-    weights = jax.tree.map(lambda one: one.values if is_native(one) else one, weights, is_leaf=is_native)
+    weights = without_native(load_weights(model, NamedTensors(model), dtype="float32"))
     run = adapted(model, tokens)
     expected = [run(weights, stacks_of(model, folders, 5), row) for row in range(3)]
     make_room(weights, model, sizes, share=0)

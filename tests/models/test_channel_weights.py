@@ -20,6 +20,7 @@ from quire.ops.gpu import rounded_rows as gpu_rows
 from quire.ops.weights import coded
 from quire.ops.weights.adapters import AdaptedWeight, AdapterStack, add_products
 from quire.ops.weights.coded import Coded
+from quire.ops.weights.floats import PlainWeight
 from quire.ops.weights.products import project_sums
 from quire.ops.weights.rounded_rows import CodeProduct, RoundingOps, round_rows
 from quire.ops.weights.weight import code_dtype, map_weights
@@ -36,10 +37,11 @@ def is_coded(node: object) -> bool:
 
 
 def dequantized(node: Any) -> Any:
+    """Floats in place of codes."""
     if not is_coded(node):
         return node
     scales = np.asarray(node.scales).reshape(*node.scales.shape[:-1], *[1] * node.num_contracted)
-    return jnp.asarray(np.asarray(node.codes).astype(np.float32) * scales)
+    return PlainWeight(jnp.asarray(np.asarray(node.codes).astype(np.float32) * scales), node.num_contracted)
 
 
 def without_rounding(node: Any) -> Any:
@@ -58,7 +60,7 @@ def test_outputs_with_numbers_next_to_zero_are_zero_and_never_nan(kind: Any, dty
     weight = np.zeros((4, 32), np.float32)
     weight[:, ::2] = np.array([[1.0], [3e-38], [2e-36], [0.0]], np.float32)
     made = channel_weight(jnp.asarray(weight, dtype), param, kind)
-    found = np.asarray(dequantized(made))
+    found = np.asarray(dequantized(made).values)
     assert np.allclose(found, weight, rtol=1e-2, atol=1e-35)
 
 

@@ -89,8 +89,8 @@ def numbers(weight: Any) -> Array:
         width = int(np.prod(weight.shape[1:-1]))
         each = [int8_product.rows(tiles, jnp.arange(width)) for tiles in weight.tiles]
         return np.stack(each).reshape(len(each), width, -1)[..., : weight.shape[-1]]
-    weight = weight.widened() if isinstance(weight, Grouped) else getattr(weight, "values", weight)
-    return np.asarray(weight).reshape(len(weight), -1, weight.shape[-1])
+    floats = weight.widened() if isinstance(weight, Grouped) else weight.values
+    return np.asarray(floats).reshape(len(floats), -1, weight.shape[-1])
 
 
 def matrices(source: GGUFSource, part: str) -> Array:

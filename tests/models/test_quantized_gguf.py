@@ -17,8 +17,8 @@ from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
 from quire.ops.native import int8_product
-from quire.ops.weights.floats import NativeWeight
 from quire.ops.weights.int8 import Grouped, Packed
+from quire.ops.weights.weight import Weight, is_weight
 from tests.models.cases import CASES
 from tests.models.gguf_conversion import write_as_gguf
 from tests.models.test_quantized import on_first_device
@@ -86,14 +86,14 @@ def int8(model: Model, source: Any, placement: Placement | None) -> ParamTree:
 def numbers(weight: Any) -> Array:
     if isinstance(weight, Packed):
         channels = prod(weight.shape[: -weight.num_contracted])
-        weight = int8_product.rows(weight.tiles, jnp.arange(channels)).reshape(weight.shape)
-    if isinstance(weight, NativeWeight):
-        weight = weight.values
-    return np.asarray(weight.widened() if isinstance(weight, Grouped) else weight)
+        return np.asarray(int8_product.rows(weight.tiles, jnp.arange(channels)).reshape(weight.shape))
+    if isinstance(weight, Weight):
+        return np.asarray(weight.widened() if isinstance(weight, Grouped) else weight.values)
+    return np.asarray(weight)
 
 
 def all_numbers(weights: ParamTree) -> Any:
-    return jax.tree.map(numbers, weights, is_leaf=lambda leaf: isinstance(leaf, Packed | Grouped | NativeWeight))
+    return jax.tree.map(numbers, weights, is_leaf=is_weight)
 
 
 def assert_same(found: ParamTree, expected: ParamTree) -> None:

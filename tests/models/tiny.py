@@ -22,8 +22,10 @@ from quire.ops.attention.step_attention import PLAIN, step_attention
 from quire.ops.layer_spec import LayerState
 from quire.ops.pages import PageAccess, Tiles, write_targets
 from quire.ops.slot_access import slot_access
+from quire.ops.weights.floats import NativeWeight, PlainWeight
 from quire.ops.weights.rounded_rows import PLAIN as PLAIN_ROUNDING
 from quire.ops.weights.rounded_rows import RoundingOps
+from quire.ops.weights.weight import Weight, map_weights
 
 PAGE_SIZE = 4
 CHUNK = 8  # tokens a step computes at most; the others of it are padding
@@ -142,6 +144,15 @@ def whole_logits(
         return model.logits(weights, hidden)
 
     return np.asarray(run(weights))
+
+
+def without_native(weights: Any) -> Any:
+    """Weights that XLA multiplies in place of those of the native library."""
+
+    def plain(weight: Weight) -> Weight:
+        return PlainWeight(weight.values, weight.num_contracted) if isinstance(weight, NativeWeight) else weight
+
+    return map_weights(plain, weights)
 
 
 def relative_error(got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:

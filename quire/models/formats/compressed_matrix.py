@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.models.fields import Fields
-from quire.models.formats.format import FLOAT8, FLOATS, Array, CodedTensor, InputSide, Layout, Module, Shape
+from quire.models.formats.format import FLOAT8, FLOATS, Array, Module, Shape
+from quire.models.formats.layout import CodedTensor, InputSide, Layout
 from quire.models.formats.packing import codes_by_output, unpacked, zeros_in_memory
 from quire.ops.weights.activation_rounding import Rounding
 

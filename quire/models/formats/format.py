@@ -2,72 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from quire.errors import InvalidCheckpoint
 from quire.files.tensor_source import TensorInfo, TensorSource
-from quire.ops.weights.activation_rounding import Rounding
+from quire.models.formats.layout import CodedTensor, InputSide, Layout
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 
 FLOATS = ("float32", "float16", "bfloat16")
 FLOAT8 = "float8_e4m3fn"
-
-
-class Layout(NamedTuple):
-    """All that is known of a matrix [outputs, inputs] from its tensors' shapes. Matrices with the same can be joined,
-    whatever numbers of outputs they have."""
-
-    inputs: int
-    bits: int  # of a code in memory: 8, or 4 in pairs
-    code_dtype: str
-    scale_dtype: str
-    group: int  # inputs with the same scale
-    has_zeros: bool
-    has_index: bool
-    rounding: Rounding | None
-    has_input_scale: bool
-    has_output_scales: bool = False
-
-    @property
-    def groups(self) -> int:
-        return -(-self.inputs // self.group)
-
-    @property
-    def zero_dtype(self) -> str:
-        return "int8" if self.bits == 4 else "int16"
-
-
-@dataclass(frozen=True)
-class InputSide:
-    """The part of a matrix that is the same for all outputs."""
-
-    index: Array | None = None  # int32 [inputs]
-    input_scale: Array | None = None  # float32 []
-    input_zero: Array | None = None  # float32 []
-
-    @property
-    def arrays(self) -> tuple[Array | None, ...]:
-        return self.index, self.input_scale, self.input_zero
-
-    def is_equal(self, other: "InputSide") -> bool:
-        return all(
-            one is another or (one is not None and another is not None and np.array_equal(one, another))
-            for one, another in zip(self.arrays, other.arrays, strict=True)
-        )
-
-
-class CodedTensor(NamedTuple):
-    """A matrix [outputs, inputs]; the arrays are those of `quire.ops.weights.coded.Coded`."""
-
-    codes: Array  # [outputs, inputs], or [outputs, inputs / 2] of four bits
-    scales: Array  # [outputs, groups]
-    zeros: Array | None = None  # [outputs, groups]
-    side: InputSide = InputSide()
-    output_scales: Array | None = None  # float32 [outputs]
 
 
 @dataclass(frozen=True)

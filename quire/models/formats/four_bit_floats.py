@@ -7,7 +7,8 @@ import numpy as np
 
 from quire.models.fields import Fields
 from quire.models.formats.compressed_matrix import read_activations, refuse_arguments
-from quire.models.formats.format import FLOAT8, FLOATS, Array, CodedTensor, InputSide, Layout, Module
+from quire.models.formats.format import FLOAT8, FLOATS, Array, Module
+from quire.models.formats.layout import CodedTensor, InputSide, Layout
 from quire.ops.weights.activation_rounding import Rounding
 
 LOCAL, POWERS = 16, 32  # inputs that share a scale: e4m3 over a scale of the matrix, or a power of two

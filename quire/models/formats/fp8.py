@@ -7,7 +7,8 @@ import numpy as np
 
 from quire.models.fields import Fields
 from quire.models.formats.cache_scheme import read_static_cache
-from quire.models.formats.format import FLOAT8, FLOATS, CodedTensor, Format, InputSide, Layout, Module
+from quire.models.formats.format import FLOAT8, FLOATS, Format, Module
+from quire.models.formats.layout import CodedTensor, InputSide, Layout
 from quire.ops.weights.activation_rounding import Rounding
 
 # Tools name the same thing differently.

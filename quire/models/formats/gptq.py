@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.models.fields import Fields
-from quire.models.formats.format import FLOATS, CodedTensor, Format, InputSide, Layout, Module
+from quire.models.formats.format import FLOATS, Format, Module
+from quire.models.formats.layout import CodedTensor, InputSide, Layout
 from quire.models.formats.packing import codes_of_gptq, plus_one, unpacked, zeros_in_memory
 
 SUFFIXES = ("qweight", "qzeros", "scales", "g_idx")

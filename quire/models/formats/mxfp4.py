@@ -3,15 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from quire.models.fields import Fields
-from quire.models.formats.format import CodedTensor, Format, InputSide, Layout, Module
+from quire.models.formats.format import Format, Module
+from quire.models.formats.layout import CodedTensor, InputSide, Layout
 
 BLOCK = 32  # inputs that share an exponent
 _NAN = 255  # the exponent that is no number
-_SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-FLOATS_OF_FOUR_BITS = np.array([*_SIZES, *(-size for size in _SIZES)], np.float32)  # e2m1, by code
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from quire.models.formats.awq import read_awq
 from quire.models.formats.cache_scheme import CACHE_SCALES, CACHE_ZEROS
 from quire.models.formats.compressed_tensors import read_compressed_tensors
 from quire.models.formats.fbgemm_fp8 import read_fbgemm_fp8
-from quire.models.formats.format import CodedTensor, Format, InputSide, Layout, Module, Quantization
+from quire.models.formats.format import Format, Module, Quantization
 from quire.models.formats.fp8 import read_fp8
 from quire.models.formats.gptq import read_gptq
+from quire.models.formats.layout import CodedTensor, InputSide, Layout
 from quire.models.formats.modelopt import read_modelopt
-from quire.models.formats.mxfp4 import FLOATS_OF_FOUR_BITS, read_mxfp4
+from quire.models.formats.mxfp4 import read_mxfp4
 from quire.models.formats.refused_methods import REASONS
-from quire.ops.weights.coded import MIDDLE
 
 READERS: dict[str, Callable[[Fields], Quantization]] = {
     "compressed-tensors": read_compressed_tensors,
@@ -101,7 +101,7 @@ class QuantizedSource:
 
     def read(self, name: str) -> Array:
         found = self.layout(name)
-        return self._source.read(name) if found is None else widened(self.read_coded(name), found[1])
+        return self._source.read(name) if found is None else found[1].widened(self.read_coded(name))
 
     def is_zero_bias(self, name: str) -> bool:
         """True for a bias of zeros that a tool added to a quantised matrix without one."""
@@ -127,27 +127,6 @@ def _cache_scales(source: SafetensorsSource) -> set[str]:
         if source.read(name).astype(np.float32).any():
             raise InvalidCheckpoint(f"{name} is not 0, which kv_cache_scheme.symmetric = true promises")
     return scales | zeros
-
-
-def widened(tensor: CodedTensor, layout: Layout) -> Array:
-    """float32 [outputs, inputs]"""
-    codes = tensor.codes
-    if layout.bits == 4:
-        codes = np.stack((codes & 15, codes >> 4), axis=-1).reshape(len(codes), -1)
-    index = np.arange(layout.inputs) // layout.group if tensor.side.index is None else tensor.side.index
-    if layout.bits == 4 and tensor.scales.dtype.itemsize == 1:
-        floats = FLOATS_OF_FOUR_BITS[codes]
-        if tensor.scales.dtype == np.uint8:
-            return np.ldexp(floats, tensor.scales[:, index].astype(np.int32) - 127).astype(np.float32)
-        floats *= tensor.scales[:, index].astype(np.float32)
-        return floats if tensor.output_scales is None else floats * tensor.output_scales[:, None]
-    numbers = codes.astype(np.float32)
-    if tensor.zeros is not None:
-        numbers -= tensor.zeros[:, index]
-    elif layout.bits == 4:
-        numbers -= MIDDLE
-    numbers *= tensor.scales[:, index].astype(np.float32)
-    return numbers
 
 
 def open_checkpoint(files: ModelFiles) -> "GGUFSource | SafetensorsSource | QuantizedSource | None":
