@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from quire.ops.weights.visit_sums import VisitSums
+from quire.ops.weights.deferred import VisitSums
 
 # (x, weight, eps, offset) -> x over the root mean square of as many of its last axes as the weight has, times
 # `offset + weight`.

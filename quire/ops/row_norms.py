@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from quire.ops.norms import Norms
-from quire.ops.weights.few_rows import NormalRows, PendingProduct
+from quire.ops.weights.deferred import NormalRows, PendingProduct, VisitSums
 from quire.ops.weights.rounded_rows import BlockOutput, RoundedRows, RoundingOps, Rows, Sums, plain_sum, scaled
-from quire.ops.weights.visit_sums import VisitSums
 from quire.ops.weights.weight import Weight, code_dtype
 
 

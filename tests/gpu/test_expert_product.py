@@ -19,11 +19,11 @@ from quire.ops.gpu.expert_product import ExpertBlocks, expert_product, tiles_of
 from quire.ops.norms import Norms, add_rms_norm
 from quire.ops.weights.activation_rounding import Rounding
 from quire.ops.weights.coded import Coded
+from quire.ops.weights.deferred import VisitSums
 from quire.ops.weights.experts import NONE, Gate, kernels_of
 from quire.ops.weights.floats import PlainWeight
 from quire.ops.weights.four_bit_experts import FourBitExperts
 from quire.ops.weights.rounded_rows import scaled
-from quire.ops.weights.visit_sums import VisitSums
 from tests.gpu.test_kernels import INTERPRET, check, each_dtype
 from tests.models.cases import CASES
 

@@ -14,7 +14,7 @@ from quire.models.parts.decoder import Decoder
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from quire.ops.attention.attention import whole_sequence
-from quire.ops.weights.few_rows import FewRows, FewRowsIn, NormalRows
+from quire.ops.weights.deferred import FewRows, FewRowsIn, NormalRows
 from quire.ops.weights.floats import NativeWeight, PlainWeight
 from quire.ops.weights.products import project
 from quire.ops.weights.rounded_rows import Activation, RoundingOps, Rows, values

@@ -16,7 +16,7 @@ from quire.ops.native import library
 from quire.ops.weights.activation_rounding import Rounding
 from quire.ops.weights.coded import FEW_ROWS, Coded
 from quire.ops.weights.floats import PlainWeight
-from quire.ops.weights.grouped_product import ragged_product
+from quire.ops.weights.weight import ragged_product
 from tests.models.quantized_matrices import by_bounded_token, by_run, by_stored, by_token
 
 Array = np.ndarray[Any, Any]

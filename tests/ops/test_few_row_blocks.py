@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.ops.weights.adapters import AdaptedWeight, AdapterStack, add_products
-from quire.ops.weights.few_rows import FewRows, FewRowsIn
+from quire.ops.weights.deferred import FewRows, FewRowsIn
 from quire.ops.weights.four_bits import PLACES, FourBits
 from quire.ops.weights.products import project, project_sums
 from quire.ops.weights.rounded_rows import RoundingOps, scaled

@@ -13,7 +13,7 @@ from quire.ops.gpu.expert_weights import form_of
 from quire.ops.kernels import gpu_form
 from quire.ops.weights.activation_rounding import Rounding, nearest_four_bit_floats
 from quire.ops.weights.coded import FEW_ROWS, Coded
-from quire.ops.weights.grouped_product import ragged_product
+from quire.ops.weights.weight import ragged_product
 from tests.models.four_bit_matrices import OVER, SIZES, by_local, by_power, four_bit_codes, values_of
 from tests.ops.test_coded import MOST_ROWS, needs_library, numbers
 

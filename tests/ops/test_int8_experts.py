@@ -13,9 +13,9 @@ import pytest
 from quire.ops.gates import SILU
 from quire.ops.native import int8_product, library
 from quire.ops.native.building import build
-from quire.ops.weights.grouped_product import ragged_product
 from quire.ops.weights.int8 import Packed, group, pack, pack_experts, rounded
 from quire.ops.weights.rounded_rows import gated_values
+from quire.ops.weights.weight import ragged_product
 
 Array = np.ndarray[Any, Any]
 SHAPES = ((3, 64, 96), (4, 20, 40), (5, 1, 2, 12, 64))  # the second has neither whole tiles nor whole groups

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from quire.models.context import PlatformOps
 from quire.models.params import Param, ParamTree, params_of
-from quire.models.parts.norm import HeadNorms, HeadsRMSNorm
+from quire.models.parts.norm import HeadNorms
 from quire.models.parts.projection import copy_keys
 from quire.models.parts.rope import Rope
 from quire.models.parts.temperature import QueryScale, QueryTemperature
@@ -81,10 +81,7 @@ class Attention:
         of their queries."""
         copies = key_copies(self.spec.kv_heads, self.spec.group, num_devices)
         spec = replace(self.spec, kv_heads=self.spec.kv_heads * copies, group=self.spec.group // copies)
-        q_norm, k_norm = (
-            norm.with_key_copies(copies) if isinstance(norm, HeadsRMSNorm) else norm
-            for norm in (self.q_norm, self.k_norm)
-        )
+        q_norm, k_norm = (None if norm is None else norm.with_key_copies(copies) for norm in (self.q_norm, self.k_norm))
         return replace(
             self,
             spec=spec,

@@ -14,11 +14,10 @@ from quire.models.params import Param, ParamTree, params_of
 from quire.models.parts.projection import split_mlp
 from quire.models.parts.routing import Router
 from quire.ops.gates import tanh_gelu
+from quire.ops.weights.deferred import VisitSums
 from quire.ops.weights.experts import ExpertWeights, Gate, gated_experts
-from quire.ops.weights.products import gated_mlp, matmul, project, project_sums
+from quire.ops.weights.products import gated_mlp, matmul, project, project_sums, rounded
 from quire.ops.weights.rounded_rows import BlockOutput, Rows, Sums, scaled, values
-from quire.ops.weights.rounding import rounded
-from quire.ops.weights.visit_sums import VisitSums
 
 Activation = Callable[[jax.Array], jax.Array]
 

@@ -15,9 +15,8 @@ from quire.models.parts.norm import GroupedRMSNorm
 from quire.ops.attention.rotation import Rotation
 from quire.ops.recurrence import Recurrence, RecurrentSpec
 from quire.ops.sharding import key_copies
-from quire.ops.weights.products import project, project_sums
+from quire.ops.weights.products import project, project_sums, rounded
 from quire.ops.weights.rounded_rows import Rows, Sums
-from quire.ops.weights.rounding import rounded
 
 
 @dataclass(frozen=True)

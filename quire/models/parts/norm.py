@@ -43,6 +43,9 @@ class RMSNorm:
     def of_heads(self, weights: ParamTree) -> HeadNorm:
         return HeadNorm(weights["weight"], self.eps, self.offset)
 
+    def with_key_copies(self, copies: int) -> "RMSNorm":
+        return self
+
 
 @dataclass(frozen=True)
 class GroupedRMSNorm:
@@ -87,6 +90,7 @@ class HeadsRMSNorm:
         return HeadNorm(weights["weight"], self.eps)
 
     def with_key_copies(self, copies: int) -> "HeadsRMSNorm":
+        """The same where there are so many copies of each key, each for a part of its queries."""
         if self.group is None:
             return replace(self, copies=copies)
         return replace(self, kv_heads=self.kv_heads * copies, group=self.group // copies)
@@ -107,6 +111,9 @@ class PlainHeadNorm:
 
     def of_heads(self, weights: ParamTree) -> HeadNorm:
         return HeadNorm(jnp.ones(self.size, jnp.float32), self.eps)
+
+    def with_key_copies(self, copies: int) -> "PlainHeadNorm":
+        return self
 
 
 # Norms of the heads of queries or keys.

@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.gpu.tiles import array, power_of_two, whole
-from quire.ops.weights.visit_sums import VisitSums
+from quire.ops.weights.deferred import VisitSums
 
 WIDE = 2048  # features, from which on a row is shared by more threads
 

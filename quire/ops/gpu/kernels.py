@@ -45,6 +45,7 @@ from quire.ops.sampling_kernels import SamplingKernels
 from quire.ops.slot_access import SlotAccess
 from quire.ops.weights.adapters import Stack
 from quire.ops.weights.coded import Coded
+from quire.ops.weights.deferred import VisitSums
 from quire.ops.weights.experts import Gate, kernels_of
 from quire.ops.weights.rounded_rows import PLAIN as PLAIN_ROUNDING
 from quire.ops.weights.rounded_rows import (
@@ -56,7 +57,6 @@ from quire.ops.weights.rounded_rows import (
     Sums,
     gated_values,
 )
-from quire.ops.weights.visit_sums import VisitSums
 
 log = logging.getLogger(__name__)
 

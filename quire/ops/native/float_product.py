@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from quire.ops.native.library import need
 from quire.ops.native.rows import counted
-from quire.ops.weights.grouped_product import ragged_product
+from quire.ops.weights.weight import ragged_product
 
 
 def product(x: jax.Array, weight: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:

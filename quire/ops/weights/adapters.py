@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self
 import jax
 import jax.numpy as jnp
 
-from quire.ops.weights.few_rows import FewRows, FewRowsIn
+from quire.ops.weights.deferred import FewRows, FewRowsIn
 from quire.ops.weights.rounded_rows import Activation, CodeProduct, Rows, Sums, scaled, values
 from quire.ops.weights.weight import Axes, Weight, flat_rows
 

@@ -15,9 +15,8 @@ import jax.numpy as jnp
 
 from quire.ops.native import coded_product, library
 from quire.ops.weights.activation_rounding import Rounding
-from quire.ops.weights.grouped_product import ragged_product
 from quire.ops.weights.rounded_rows import BlockRows, CodeProduct, RoundedRows, Rows, ScaledSums
-from quire.ops.weights.weight import Axes, Weight, flat_rows
+from quire.ops.weights.weight import Axes, Weight, flat_rows, ragged_product
 
 # (rows [n, inputs], matrices [e, outputs, inputs], sizes [e]) -> float32 [n, outputs]
 GroupedProduct = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]

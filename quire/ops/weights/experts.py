@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from quire.ops.expert_choice import ExpertChoice, choose
-from quire.ops.weights.visit_sums import VisitSums
+from quire.ops.weights.deferred import VisitSums
 from quire.ops.weights.weight import Weight
 
 Gate = Callable[[jax.Array, jax.Array], jax.Array]  # of gates and ups in float32

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 
 from quire.ops.native import float_product
 from quire.ops.weights.adapters import RoomyWeight
-from quire.ops.weights.grouped_product import ragged_product
 from quire.ops.weights.rounded_rows import Rows
-from quire.ops.weights.weight import Axes, Weight, flat_rows
+from quire.ops.weights.weight import Axes, Weight, flat_rows, ragged_product
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["num_contracted"])

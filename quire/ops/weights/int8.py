@@ -19,9 +19,8 @@ from quire.ops.gates import SILU
 from quire.ops.native import int8_product
 from quire.ops.native.int8_product import GROUP
 from quire.ops.weights.coded import WIDENED_AT_ONCE, Coded, GroupedProduct
-from quire.ops.weights.grouped_product import ragged_product
 from quire.ops.weights.rounded_rows import Activation, Rows, Sums, scaled, values
-from quire.ops.weights.weight import Axes, Weight
+from quire.ops.weights.weight import Axes, Weight, ragged_product
 
 Array = np.ndarray[Any, Any]
 LARGEST = 127

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from quire.ops.weights.few_rows import FewRowsIn, NormalRows, PendingProduct
+from quire.ops.weights.deferred import FewRowsIn, NormalRows, PendingProduct
 from quire.ops.weights.rounded_rows import (
     Activation,
     BlockOutput,
@@ -82,6 +82,15 @@ def gated_mlp(
         dtype = code_dtype(down, len(x), kernels.product)
         rows = gated_values(activation, scaled(both)) if dtype is None else kernels.gate(activation, both, dtype)
     return block_output("tm,dm->td", rows, down, down_bias, kernels)
+
+
+def rounded(product: jax.Array) -> jax.Array:
+    """The product as it is, for a sum. Else XLA may round product and sum once, or not, by the number of rows; on a CPU
+    a row's numbers must not depend on that."""
+    if jax.default_backend() != "cpu":
+        return product
+    kept: jax.Array = jax.lax.optimization_barrier(product)  # type: ignore[no-untyped-call]
+    return kept
 
 
 def _by_few_rows(x: Rows, weight: Weight, bias: jax.Array | None, kernels: RoundingOps) -> jax.Array | None:

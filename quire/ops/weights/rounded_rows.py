@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from quire.ops.norms import rms_norm
-from quire.ops.weights.few_rows import FewRows, NormalRows, PendingProduct
-from quire.ops.weights.visit_sums import VisitSums
+from quire.ops.weights.deferred import FewRows, NormalRows, PendingProduct, VisitSums
 
 LARGEST_FLOAT8 = 448.0
 HALF_OF_INT8 = 127.5  # of all its codes, -128 among them

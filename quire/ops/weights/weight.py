@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import jax.numpy as jnp
 
-from quire.ops.weights.few_rows import FewRows, FewRowsIn
+from quire.ops.weights.deferred import FewRows, FewRowsIn
 from quire.ops.weights.rounded_rows import Activation, CodeProduct, Rows, ScaledSums, Sums, values
 
 if TYPE_CHECKING:
@@ -185,3 +185,13 @@ def code_dtype(weights: Any, num_rows: int, kernel: CodeProduct | None) -> Any |
     does not leave some as they are; None where they are not rounded."""
     found = (weight.row_code_dtype(num_rows, kernel) for weight in weights_of(weights))
     return next((dtype for dtype in found if dtype is not None), None)
+
+
+def ragged_product(x: jax.Array, matrices: jax.Array, sizes: jax.Array) -> jax.Array:
+    """float32 [n, o] of x [n, i] with, for each run of `sizes` rows, the next of the matrices [e, o, i]."""
+    dimensions = jax.lax.RaggedDotDimensionNumbers(  # type: ignore[no-untyped-call]
+        dot_dimension_numbers=(((1,), (2,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[0]
+    )
+    return jax.lax.ragged_dot_general(
+        x, matrices, sizes.astype(jnp.int32), dimensions, preferred_element_type=jnp.float32
+    )

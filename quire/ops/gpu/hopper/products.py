@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from quire.ops.weights.coded import Coded
-from quire.ops.weights.few_rows import FewRows, FewRowsIn, NormalRows
+from quire.ops.weights.deferred import FewRows, FewRowsIn, NormalRows
 from quire.ops.weights.four_bits import FourBits
 from quire.ops.weights.rounded_rows import Activation, BlockRows, CodeProduct, RoundedRows, Rows
 

@@ -1,9 +1,9 @@
-"""Products of few rows, each in one launch with what follows it.
+"""What a product leaves to its reader, which does it in one launch with work of its own.
 
 A step of few rows reads its weights and does little else, so each launch between two products takes time for itself.
 The product that a block ends with is therefore left to its reader (`PendingProduct`), which adds it to x and multiplies
 it by the weight of a norm in the same launch. What the norm lacks then, the factor of each row, is applied by the
-product that reads it (`NormalRows`).
+product that reads it (`NormalRows`). Outputs of experts are left to a norm that adds them up (`VisitSums`).
 """
 
 from collections.abc import Callable
@@ -76,3 +76,20 @@ class PendingProduct:
     def added_to(self, x: jax.Array, weight: jax.Array, eps: float, offset: float) -> tuple[jax.Array, NormalRows]:
         """x and the product, and the RMS norm of that."""
         return self.kernels.added(self.rows, self.weight, x, weight, eps, offset)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["visits", "shares"], meta_fields=["dtype"])
+@dataclass(frozen=True)
+class VisitSums:
+    """The sums over the experts of a token of their outputs, each times its share."""
+
+    visits: jax.Array  # float32 [t, chosen, d]
+    shares: jax.Array  # float32 [t, chosen]
+    dtype: Any  # that the model rounds the sums to
+
+    def __len__(self) -> int:
+        return len(self.visits)
+
+    def numbers(self) -> jax.Array:
+        """float32 [t, d]"""
+        return jnp.sum(self.visits * self.shares[:, :, None], axis=1)
