@@ -203,7 +203,7 @@ def test_a_bias_is_added_before_sums_are_rounded(kind: Any) -> None:
 def test_rows_that_meet_adapters_are_not_rounded_for_a_kernel() -> None:
     param, numbers = matrix()
     weight = channel_weight(jnp.asarray(numbers), param, "fp8").direct()
-    kernel = RoundingOps(product=CodeProduct(lambda num_rows, codes, num_contracted: True, lambda *given: given[0]))
+    kernel = CodeProduct(lambda num_rows, codes, num_contracted: True, lambda *given: given[0])
     stack = AdapterStack(jnp.zeros((1, 1, 4, 80)), jnp.zeros((1, 4, 24)), jnp.zeros(1, jnp.int32), ((24, 0),))
     adapted = AdaptedWeight(weight, stack, jnp.zeros(16, jnp.int32), add_products)
     assert code_dtype({"qkv": weight}, 16, kernel) == weight.codes.dtype
