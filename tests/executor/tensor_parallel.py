@@ -70,9 +70,9 @@ def executor_on(
     whole = random_weights(model, seed=1, dtype="float32")
     cut = model.for_devices(num_devices)
 
-    def place(param: Param, weight: Any) -> jax.Array:
+    def place(param: Param, weight: Any) -> Any:
         (array,) = jax.tree.leaves(weight)
-        return jax.device_put(param.assemble([array]), sharding(param.shape, param.axes, mesh))
+        return param.plain(jax.device_put(param.assemble([array]), sharding(param.shape, param.axes, mesh)))
 
     weights = jax.tree.map(place, _copying(cut, model), whole, is_leaf=_is_param)
     return cut, JaxExecutor(cut, weights, shapes, mesh=mesh, num_host_pages=num_host_pages, pins_host_pages=pins)

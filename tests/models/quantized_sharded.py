@@ -38,8 +38,8 @@ def main(folder: Path) -> None:
         cut = [] if not isinstance(qkv, Coded) else [(qkv.codes, 0), (qkv.scales, 0)]
         if not hasattr(out, "codes"):  # experts alone are quantised
             gate_up = layer["feed_forward"]["gate_up"]
-            cut = [(qkv, 0), (gate_up.codes, 1), (gate_up.scales, 1)]
-        for array, axis in (*cut, (getattr(out, "codes", out), 1)):
+            cut = [(qkv.values, 0), (gate_up.codes, 1), (gate_up.scales, 1)]
+        for array, axis in (*cut, (out.codes if hasattr(out, "codes") else out.values, 1)):
             assert array.addressable_shards[0].data.shape[axis] * num_devices == array.shape[axis], folder.name
         found = logits(model, weights, mesh)
         error = relative_error(found, expected)

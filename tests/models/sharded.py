@@ -65,10 +65,10 @@ def main(name: str) -> None:
         weights = load_weights(cut, NamedTensors(model), dtype="float32", placement=placement)
         layer = weights["layers"][0]
         split = layer["feed_forward"].get("gate_up")
-        split = [] if split is None else [(split, split.ndim - 4)]
+        split = [] if split is None else [(split, len(split.shape) - 4)]
         heads = [(layer["attention"][part], 0) for part in QUERIES if part in layer["attention"]]
         for whole, dimension in (*heads, (layer["attention"]["out"], 1), *split):
-            local = whole.addressable_shards[0].data
+            local = whole.values.addressable_shards[0].data
             assert local.shape[dimension] * num_devices == whole.shape[dimension], (name, whole.shape, local.shape)
         error = relative_error(logits(cut, weights, mesh), expected)
         print(f"{name}: {num_devices} devices, error {error:.1e}")

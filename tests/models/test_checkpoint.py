@@ -236,8 +236,8 @@ def placement(param):
 def compare(whole, cut):
     for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(cut), strict=True):
         np.testing.assert_array_equal(one, other)
-    assert len(cut["embedding"].sharding.device_set) == 8
-    assert cut["embedding"].addressable_shards[0].data.shape == (128, 64)
+    assert len(cut["embedding"].values.sharding.device_set) == 8
+    assert cut["embedding"].values.addressable_shards[0].data.shape == (128, 64)
 
 source = NamedTensors(model)
 compare(load_weights(model, source, dtype="float32"),

@@ -15,9 +15,6 @@ import jax.numpy as jnp
 from quire.ops.weights.deferred import FewRows, FewRowsIn
 from quire.ops.weights.rounded_rows import Activation, CodeProduct, Rows, ScaledSums, Sums, values
 
-if TYPE_CHECKING:
-    from quire.ops.weights.adapters import AdapterStack, Stack
-
 Axes = tuple[str | None, ...]
 
 
@@ -128,8 +125,8 @@ class Weight(ABC):
         """The weight with so many rows below it for what adapters have. This one is deleted."""
         return None
 
-    def join(self, stack: "AdapterStack") -> "tuple[Weight | None, Stack]":
-        """The weight and the adapters that are added to it: together in one, where it has room for them."""
+    def join(self, stack: Any) -> "tuple[Weight | None, Any]":
+        """The weight and the stack of its adapters: the stack alone, with the weight in it, where it has room."""
         return self, stack
 
     # What programs are planned by.
