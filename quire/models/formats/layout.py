@@ -1,4 +1,4 @@
-"""How a quantised matrix lies in memory, and the weight that matrices of the same layout become."""
+"""The layout of a quantised matrix in memory, and the weight that matrices of the same layout become."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""What a product leaves to its reader, which does it in one launch with work of its own.
+"""Work that a product leaves to its reader, which does it in one launch with work of its own.
 
 A step of few rows reads its weights and does little else, so each launch between two products takes time for itself.
 The product that a block ends with is therefore left to its reader (`PendingProduct`), which adds it to x and multiplies
