@@ -21,7 +21,7 @@ from quire.settings.group import GroupSettings
 from quire.settings.host_cache import with_host_cache
 from quire.settings.page_folder import FolderSettings
 from quire.settings.peers import PeerSettings
-from quire.settings.refusals import refuse
+from quire.settings.refusals import CONFLICTS, Case, refuse, settings_of
 from quire.settings.resolve import Facts, resolve
 from tests.crossings.capability import Capability, EngineSetting, Layout
 from tests.crossings.covering import PLAIN
@@ -84,9 +84,12 @@ class Settings:
         traits = traits_of("the model", model, layout_of(model, resolved, None))
         refuse(refusal_case(settings, GPU, resolved, traits))
 
+    @property
+    def of_server(self) -> list[Any]:
+        return [self._of(kind) for kind in (ServerSettings, GroupSettings, PeerSettings, FolderSettings)]
+
     def serve(self) -> None:
-        kinds = ServerSettings, GroupSettings, PeerSettings, FolderSettings
-        serve(self.config, *map(self._of, kinds), show_progress=False)
+        serve(self.config, *self.of_server, show_progress=False)
 
 
 MOMENTS: dict[Moment, Callable[[Settings], None]] = {
@@ -138,6 +141,21 @@ def test_all_other_pairs_of_settings_can_be_planned(tmp_path: Path) -> None:
             said = error.message
         if (found is None) != (said is None) or (found is not None and not re.search(found.words, str(said))):
             wrong.append(f"{pair[0].name} x {pair[1].name}: {said}")
+    assert not wrong
+
+
+def test_settings_that_servers_refuse_together_are_the_pairs_listed_here(tmp_path: Path) -> None:
+    """Settings alone: refusals that depend on a model or a device come when an engine is planned."""
+    asked = [one for one in ENTRIES if one.config and not isinstance(one, Layout)]
+    wrong = []
+    for pair in combinations(asked, 2):
+        if pair[0].fills and pair[0].fills == pair[1].fills:
+            continue
+        listed, settings = refusal(*pair), Settings(tmp_path, *pair)
+        case = Case(settings_of(settings.config, *settings.of_server))
+        refused = any(conflict.message(case) is not None for conflict in CONFLICTS)
+        if refused != (listed is not None and listed.moment in (Moment.PLAN, Moment.SERVE)):
+            wrong.append(f"{pair[0].name} x {pair[1].name}: {listed}")
     assert not wrong
 
 
