@@ -6,7 +6,7 @@ import pytest
 
 from quire.core.plan import Chunk, Kind, PageCopy, Place, Tier
 from quire.core.scheduler import Scheduler
-from quire.engine.limits.restores import BLOCK, FEW_PAGES
+from quire.engine.limits.restores import BLOCK, FEW_PAGES, CopiesBesideStep
 from quire.engine.limits.step_limits import StepLimits
 from quire.engine.observer import Step
 from quire.executor.host.pinned_pages import BLOCK_PAGES
@@ -36,6 +36,28 @@ class Steps:
         took_s = computed_s + waited_s
         self.limits.step_ended(Step(plan, 0.0, 0.0, took_s=took_s, copies_waited_s=waited_s, **changes))  # type: ignore[arg-type]
         return took_s
+
+
+@pytest.mark.parametrize(
+    ("steps", "allowed"),
+    [
+        ([(16, 5, 0), (32, 5, 0), (64, 5, 0), (128, 5, 0), (192, 5, 0)], [32, 64, 128, 192, 192]),
+        ([(16, 5, 0), (32, 5, 0), (64, 8, 3), (32, 5, 0), (1, 5.3, 0.3), (32, 5, 0)], [32, 64, 32, 32, 32, 32]),
+        ([(16, 5, 0), (32, 5, 0), (64, 5, 0), (128, 7, 0), (80, 5.5, 0), (64, 5.5, 0)], [32, 64, 128, 80, 64, 48]),
+        ([(16, 100, 95), (8, 100, 95), (4, 100, 95), (2, 100, 95), (1, 100, 95)], [8, 4, 2, 1, 1]),
+        ([(0, 5, 0), (15, 5, 0), (7, 5, 0)], [16, 16, 16]),
+    ],
+    ids=["all in time", "one waits", "the host is slow", "all wait", "fewer than allowed"],
+)
+def test_the_pages_beside_a_step_by_what_the_last_ones_took(steps: list[tuple[int, float, float]], allowed: list[int]):
+    """Pages from the host, milliseconds of the step, and those that it waited for them; 5 without pages."""
+    copies, found = CopiesBesideStep(16), []
+    for num_restored, took_ms, waited_ms in steps:
+        is_slowed = took_ms - waited_ms > 5.25
+        took_s, waited_s = took_ms / 1000, waited_ms / 1000
+        copies = copies.after(num_restored, took_s, waited_s, 0.005, is_slowed=is_slowed, row=1, most=MOST)
+        found.append(copies.num_pages)
+    assert found == allowed
 
 
 @pytest.mark.parametrize(("page_s", "fitting"), [(0.0001, 50), (0.001, 5), (0.00001, MOST)])

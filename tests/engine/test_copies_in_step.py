@@ -3,8 +3,11 @@
 import random
 from collections.abc import Callable
 
+import pytest
+
 from quire.core.plan import Chunk, Kind, PageCopy, Place, Tier
 from quire.core.scheduler import Scheduler
+from quire.engine.limits.restores import CopiesInStep
 from quire.engine.limits.step_limits import StepLimits
 from quire.engine.observer import Step
 from tests.core.harness import limits
@@ -38,6 +41,28 @@ class Steps:
             allowed.append(self.allowed)
             self.run((alone_s + added_s(self.allowed)) * chance.uniform(1 - noise, 1 + noise), self.allowed)
         return allowed
+
+
+@pytest.mark.parametrize(
+    ("compute_page_s", "steps", "allowed"),
+    [
+        (None, [(2, 10), (4, 10), (8, 10), (16, 10), (32, 10)], [4, 8, 16, 32, 40]),
+        (None, [(2, 10.2), (4, 10.4), (5, 10.5), (5, 10.5)], [4, 5, 5, 5]),
+        (None, [(2, 10), (4, 10), (8, 18), (1, 11), (1, 10)], [4, 8, 1, 1, 1]),
+        (0.003, [(2, 12), (5, 15), (5, 15)], [5, 5, 5]),
+        (0.0009, [(2, 12), (1, 11)], [1, 1]),
+    ],
+    ids=["free", "a tenth of a millisecond each", "one has waited", "computing takes longer", "computing is sooner"],
+)
+def test_the_pages_in_a_step_by_what_the_last_ones_added(
+    compute_page_s: float | None, steps: list[tuple[int, float]], allowed: list[int]
+) -> None:
+    """Pages from the host, and milliseconds of the step; 10 without pages."""
+    copies, found = CopiesInStep(2), []
+    for num_restored, took_ms in steps:
+        copies = copies.after(num_restored, took_ms / 1000, 0.010, compute_page_s, most=40)
+        found.append(copies.num_pages)
+    assert found == allowed
 
 
 def test_as_many_pages_are_copied_as_add_a_twentieth() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from quire.core.plan import Chunk, Kind, PageCopy, Place, StepPlan, Tier
 from quire.core.scheduler import Scheduler
-from quire.engine.limits.step_limits import MIN_PAUSE, Bursts, StepLimits
+from quire.engine.limits.step_limits import MIN_PAUSE, Bursts, StepLimits, prompt_tokens_beside
 from quire.engine.limits.step_times import StepKind, StepLoad, StepTimes
 from quire.engine.observer import Step
 from tests.core.harness import limits
@@ -151,6 +151,26 @@ def test_bursts_are_allowed_by_the_time_of_a_token(steps, allowed):
     for what, ms in steps:
         bursts = bursts.after_burst(ms, 2.5) if what == "burst" else bursts.after_single(ms, 2.5)
     assert bursts.are_allowed is allowed
+
+
+@pytest.mark.parametrize(
+    ("max_step_s", "most", "tokens"),
+    [
+        (0.025, 2048, 703),  # (25 - 5 - 0.08 - 0.8 ms) / (24 us + 1.3 us)
+        (0.050, 2048, 1024),  # twice the largest so far
+        (0.050, 512, 512),
+        (0.005, 2048, 64),  # decodes alone take longer: a thirty-second
+        (0.005, 256, 16),
+    ],
+)
+def test_prompts_beside_decodes_fill_a_step(max_step_s: float, most: int, tokens: int):
+    times, load = StepTimes(), StepLoad(8, 8008, 512, 512 * 1256)
+    for number in range(400):
+        measured = load if number % 2 else load._replace(num_prefill_tokens=0, prefill_pairs=0)
+        rows = [*DECODES, ("prompt", 512)] if number % 2 else DECODES
+        took_s = sum(seconds * count for seconds, count in zip(GPU, (1, *measured), strict=True))
+        times.measure(Step(plan(*rows), 0.0, 0.0, took_s=took_s, ended_s=float(number)))
+    assert prompt_tokens_beside(times, load, max_step_s, most) == pytest.approx(tokens, rel=0.2)
 
 
 def test_an_engine_has_limits_only_where_it_has_a_use_for_them():
