@@ -105,7 +105,7 @@ class StepCompletion:
             updates.append(
                 new_update(
                     Update,
-                    (sequence.request_id, sequence.sample, tokens, finish, sequence.cached_tokens, None, None, None),
+                    (chunk.request_id, chunk.sample, tokens, finish, sequence.cached_tokens, None, None, None),
                 )
             )
 

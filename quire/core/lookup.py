@@ -1,7 +1,6 @@
 """The guesses that the tokens of a sequence would make by themselves, and whether they would have been right."""
 
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Sequence
 
 MATCH = 3  # last tokens that an earlier place is searched for; the executor takes fewer where it finds none
 # The chance of a guess after 0, 1, 2, … right ones, in a new sequence; longer runs are like the longest here.
@@ -22,7 +21,7 @@ class PromptPlaces:
         self.parts: list[dict[int, int]] = [{}]
         self.num_read = 0
 
-    def read(self, tokens: list[int], end: int) -> None:
+    def read(self, tokens: Sequence[int], end: int) -> None:
         """Read the tokens before `end`."""
         begin = max(self.num_read, MATCH - 1)
         if begin < end:
@@ -55,8 +54,8 @@ class Lookup:
         self.run = 0
         self.again = 0.0
 
-    def read(self, tokens: list[int], num_prompt: int, most: int) -> bool:
-        """Read up to `most` more of the tokens; those after the prompt change the chances. True when all are read."""
+    def read(self, tokens: Sequence[int], num_prompt: int, most: int) -> None:
+        """Read up to `most` more of the tokens; those after the prompt change the chances."""
         begin = self.num_read
         if begin < num_prompt - 1:
             # The last token of a prompt is read like those after it: a guess may follow it.
@@ -68,6 +67,7 @@ class Lookup:
         begin = max(begin, MATCH - 1)
         chances, longest = self.chances, len(self.chances) - 1
         place, run, again = self.place, self.run, self.again
+        parts = (*self._parts, *self._prompt.parts)
         for at in range(begin, end):
             token = tokens[at]
             is_right = place >= 0 and tokens[place] == token
@@ -78,27 +78,35 @@ class Lookup:
             run = 0 if not is_right else run + 1 if run < longest else run
             key = hash((tokens[at - 2], tokens[at - 1], token))
             place = -1
-            for part in chain(self._parts, self._prompt.parts):
+            for part in parts:
                 if key in part:
                     place = part[key] + 1
                     break
-            open_part(self._parts)[key] = at
+            if len(parts[0]) >= PART_SIZE:
+                parts = (open_part(self._parts), *parts)
+            parts[0][key] = at
         self.place, self.run, self.again, self.num_read = place, run, again, end
-        return end == len(tokens)
 
-    def likely(self, num_unknown: int, most: int) -> Iterator[float]:
-        """The chances of up to `most` guesses after each other, behind `num_unknown` tokens that are not read. Each is
-        right if all before it are, and the unknown ones are as they would be guessed, or else begin a new run."""
+    def chances_of(self, num_unknown: int, most: int, least: float = -1.0) -> list[float]:
+        """The chances of up to `most` guesses after each other, behind `num_unknown` tokens that are not read, as long
+        as they are above `least`. Each is right if all before it are, and the unknown ones are as they would be
+        guessed, or else begin a new run."""
         chances, longest = self.chances, len(self.chances) - 1
-        goes_on = 1.0 if self.place >= 0 else 0.0
-        for number in range(num_unknown):
-            goes_on *= chances[min(self.run + number, longest)]
-        begins = (1 - goes_on) * self.again
+        run, copies = self.run, 1.0 if self.place >= 0 else 0.0
+        for _ in range(num_unknown):
+            copies *= chances[run]
+            run = run + 1 if run < longest else run
+        begins, likely = (1 - copies) * self.again, []
         for number in range(most):
-            goes_on *= chances[min(self.run + num_unknown + number, longest)]
+            copies *= chances[run]
+            run = run + 1 if run < longest else run
             if number:
-                begins *= chances[min(number, longest)]
-            yield goes_on + begins
+                begins *= chances[number if number < longest else longest]
+            chance = copies + begins
+            if chance <= least:
+                break
+            likely.append(chance)
+        return likely
 
 
 def open_part(parts: list[dict[int, int]]) -> dict[int, int]:

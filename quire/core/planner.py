@@ -139,7 +139,7 @@ class Planner:
         replayed: list[Sequence] = []
         chunks, rows, decode = step.chunks, step.rows, Kind.DECODE
         new_chunk = _new
-        may_force = not self._budget.decodes_singly
+        may_force = self._running.num_guided > 0 and not self._budget.decodes_singly
         for sequence in self._running.decoding.values():  # most of the time that a plan takes
             start = sequence.num_planned
             end = start + burst

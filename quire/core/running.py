@@ -110,6 +110,7 @@ class Running:
             self.saves.begin(sequence, match, cuts)
         self._queue.leave(sequence)
         self._queue.promise(sequence, match.cursor)
+        sequence.own_tokens()
         sequence.state, sequence.slot = State.PREFILLING, self._free_slots.pop()
         sequence.num_computed = sequence.num_planned = start
         sequence.published, sequence.match = match.cursor, None

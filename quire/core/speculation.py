@@ -1,6 +1,8 @@
 """Decides how many tokens are guessed for each sequence."""
 
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from operator import itemgetter
 from weakref import WeakValueDictionary
 
 from quire.core.limits import Limits
@@ -19,9 +21,11 @@ LATE = 64  # tokens before a new sequence tries, where few guesses of others wer
 FEW = 0.25  # of the guesses
 LEAST_CHANCE = 0.2  # of a first guess that is looked up: before steps with guesses are measured, each seems to pay
 HIGHEST_CHANCE = 0.95  # of guesses; where they would have to be better, nothing is looked up
-MAX_READ, MIN_READ = 2048, 32  # tokens that a step looks up for all sequences together, and for each at least
+# Tokens that a step looks up for one sequence alone, for one of many, and for all beyond the newest of each.
+MAX_READ, MIN_READ, MAX_READ_OF_ALL = 2048, 32, 8192
 
 Guess = tuple[float, Sequence]  # its chance, and the sequence that makes it
+_chance = itemgetter(0)
 
 
 class Speculation:
@@ -55,67 +59,81 @@ class Speculation:
         least = num_rows / (self._budget.fixed_tokens + num_rows)  # tokens for the cost of one, without guesses
         if self._looks_up and least > HIGHEST_CHANCE:
             return {}
-        found: list[Guess] = []
+        guesses: list[Guess] = []
         due: list[Guess] = []  # tries that are made even if they do not pay
-        most_read = max(MIN_READ, MAX_READ // max(1, num_rows))
-        for sequence in sequences:
-            most = min(self._most, sequence.limit - 2 - sequence.num_planned)
-            if sequence.guessing is None or most < 1:
-                continue
-            if self._looks_up:
-                self._add_looked_up(sequence, most, least, most_read, found, due)
-            else:
-                self._add_tried(sequence, most, least, found, due)
-        if not found and not due:
+        if self._looks_up:
+            self._look_up(sequences, num_rows, least, guesses, due)
+        else:
+            for sequence in sequences:
+                self._add_tried(sequence, least, guesses, due)
+        if not guesses and not due:
             return {}
-        found.sort(key=_likely, reverse=True)  # a sequence's guesses stay in their order
-        count = self._best_count([likely for likely, _ in found[: self._most_in_step]], num_rows)
+        guesses.sort(key=_chance, reverse=True)  # a sequence's guesses stay in their order
+        count = self._best_count([chance for chance, _ in guesses[: self._most_in_step]], num_rows)
         if not count and due:
-            found, count = sorted(due, key=_likely, reverse=True), min(len(due), self._most_in_step)
+            guesses, count = sorted(due, key=_chance, reverse=True), min(len(due), self._most_in_step)
         chosen: dict[int, int] = {}
-        for _, sequence in found[:count]:
+        for _, sequence in guesses[:count]:
             chosen[sequence.id] = chosen.get(sequence.id, 0) + 1
         return chosen
 
-    def _add_tried(self, sequence: Sequence, most: int, least: float, found: list[Guess], due: list[Guess]) -> None:
+    def _add_tried(self, sequence: Sequence, least: float, guesses: list[Guess], due: list[Guess]) -> None:
         """Add the guesses of a model, whose chances are those of the guesses before."""
         guessing, cost = sequence.guessing, self._budget.guessing_cost
-        assert guessing is not None
+        most = min(self._most, sequence.limit - 2 - sequence.num_planned)
+        if guessing is None or most < 1:
+            return
         is_due = len(sequence.tokens) >= guessing.next_try and least < TRIAL_CHANCE
         chance = guessing.chance if cost == 1 else max(guessing.chance, guessing.mean)
         if chance > least:
-            found += [(likely, sequence) for likely in _falling(chance, least, most)]
+            guesses += [(likely, sequence) for likely in _falling(chance, least, most)]
         elif is_due:
-            found.append((TRIAL_CHANCE, sequence))
+            guesses.append((TRIAL_CHANCE, sequence))
         if is_due and cost > 1:
             due += [(likely, sequence) for likely in _falling(TRIAL_CHANCE, least, most)]
 
-    def _add_looked_up(
-        self, sequence: Sequence, most: int, least: float, most_read: int, found: list[Guess], due: list[Guess]
+    def _look_up(
+        self, sequences: Iterable[Sequence], num_rows: int, least: float, guesses: list[Guess], due: list[Guess]
     ) -> None:
-        """Add the guesses that the tokens of the sequence make, once enough of them are read. They are tried in spite
-        of their cost only to measure it again, where they are likely to be right."""
-        guessing, tokens = sequence.guessing, sequence.tokens
-        assert guessing is not None
-        lookup = guessing.lookup
-        assert lookup is not None
-        is_read = lookup.read(tokens, sequence.num_prompt, most_read)
-        if not is_read or (lookup.place < 0 and lookup.again < LEAST_CHANCE):
-            return
-        num_unknown = sequence.num_planned + 1 - len(tokens)
-        guesses = [(chance, sequence) for chance in lookup.likely(num_unknown, most) if chance > least]
-        if guesses and guesses[0][0] > LEAST_CHANCE:
-            found += guesses
-            if self._budget.guessing_cost > 1 and guesses[0][0] > TRIAL_CHANCE and len(tokens) >= guessing.next_try:
-                due += guesses
+        """Add the guesses that the tokens of sequences make, once enough of them are read. They are tried in spite of
+        their cost only to measure it again, where they are likely to be right. Every sequence reads its newest token,
+        and those that are behind more, the first ones first."""
+        left, most_of_one = MAX_READ_OF_ALL, max(MIN_READ, MAX_READ // max(1, num_rows))
+        tries, most_guesses = self._budget.guessing_cost > 1, self._most
+        for sequence in sequences:  # most of the time that a choice takes
+            guessing, tokens = sequence.guessing, sequence.tokens
+            most = sequence.limit - 2 - sequence.num_planned
+            if guessing is None or guessing.lookup is None or most < 1:
+                continue
+            lookup, num_tokens = guessing.lookup, len(tokens)
+            behind = num_tokens - lookup.num_read - 1
+            if behind > 0:
+                before = lookup.num_read
+                lookup.read(tokens, sequence.num_prompt, 1 + min(behind, most_of_one - 1, left))
+                left = max(0, left - (lookup.num_read - before - 1))
+                if lookup.num_read < num_tokens:
+                    continue
+            elif not behind:
+                lookup.read(tokens, sequence.num_prompt, 1)
+            if lookup.place < 0 and lookup.again < LEAST_CHANCE:
+                continue
+            num_unknown = sequence.num_planned + 1 - num_tokens
+            chances = lookup.chances_of(num_unknown, most if most < most_guesses else most_guesses, least)
+            if chances and chances[0] > LEAST_CHANCE:
+                guesses += [(chance, sequence) for chance in chances]
+                if tries and chances[0] > TRIAL_CHANCE and num_tokens >= guessing.next_try:
+                    due += [(chance, sequence) for chance in chances]
 
-    def _best_count(self, likely: list[float], num_rows: int) -> int:
-        """The number of these guesses, the best first, that gives the most tokens in the time of a step."""
-        best_rate, best_count, tokens = 0.0, 0, float(num_rows)
-        for count in range(len(likely) + 1):
-            if count:
-                tokens += likely[count - 1]
-            rate = tokens / self._budget.cost(num_rows + count, count > 0)
+    def _best_count(self, chances: list[float], num_rows: int) -> int:
+        """The number of these guesses, the best first, that gives the most tokens in the time of a step: of those that
+        are padded to one size the most, since each adds tokens and none adds time."""
+        budget = self._budget
+        best_rate, best_count = num_rows / budget.cost(num_rows, False), 0
+        tokens = list(accumulate(chances, initial=float(num_rows)))
+        count = 0
+        while count < len(chances):
+            count = min(max(count + 1, budget.padded(num_rows + count + 1) - num_rows), len(chances))
+            rate = tokens[count] / budget.cost(num_rows + count, True)
             if rate > best_rate:
                 best_rate, best_count = rate, count
         return best_count
@@ -169,7 +187,3 @@ def _falling(chance: float, least: float, most: int) -> Iterator[float]:
             break
         yield likely
         likely *= chance
-
-
-def _likely(guess: Guess) -> float:
-    return guess[0]

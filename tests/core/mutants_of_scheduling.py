@@ -234,18 +234,19 @@ SCHEDULING_MUTANTS = (
     ),
     Mutant("deadlines outlive their request", REQUESTS, "self._deadlines.forget(sequence.request_id)", "pass"),
     # Tokens
+    Mutant("tokens are appended to the request's own", SEQUENCE, "self.tokens = list(self.tokens)", "pass"),
     Mutant("the minimum is off by one", SEQUENCE, "if count >= self._min_tokens:", "if count > self._min_tokens:"),
     Mutant(
         "the length is off by one",
         SEQUENCE,
-        "if count >= self.max_tokens else None",
-        "if count > self.max_tokens else None",
+        "if count >= self._max_tokens else None",
+        "if count > self._max_tokens else None",
     ),
     Mutant(
         "the end is not ignored when asked",
         SEQUENCE,
-        "frozenset() if request.ignore_end else",
-        "frozenset() if False else",
+        "() if request.ignore_end else",
+        "() if False else",
     ),
     Mutant(
         "look-ahead goes past the length",

@@ -1,5 +1,7 @@
 """Admission: requests that are admitted, that wait and for how long, and that are refused."""
 
+import tracemalloc
+
 import pytest
 
 from quire.core.blocker import Blocker
@@ -262,3 +264,18 @@ def test_no_sequence_starts_where_the_next_page_of_another_would_end_it():
     assert harness.scheduler.blocked_by is Blocker.PAGES
     harness.run()
     assert harness.scheduler.counters.preemptions == 0
+
+
+def test_a_long_prompt_is_not_kept_twice_while_it_waits() -> None:
+    harness = Harness(limits(max_batch_size=1, max_sequence_tokens=20_000, num_pages=6000, max_batch_prefill_tokens=8))
+    harness.add(request(1, max_tokens=8))
+    harness.step()
+    waiting = request(2, prompt=tuple(range(1000, 11_000)), max_tokens=1)
+    tracemalloc.start()
+    try:
+        harness.scheduler.add(waiting)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 8 * len(waiting.prompt) / 4
+    assert harness.scheduler.num_waiting == 1

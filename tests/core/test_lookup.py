@@ -12,10 +12,11 @@ from quire.core.limits import Limits
 from quire.core.lookup import CHANCES, LAST_SHARE, MATCH, Lookup, PromptPlaces
 from quire.core.plan import Kind
 from quire.core.sequence import Sequence
-from quire.core.speculation import MAX_READ, MIN_READ, Speculation
+from quire.core.speculation import MAX_READ, MAX_READ_OF_ALL, MIN_READ, Speculation
 from quire.core.stats import Counters
 from quire.core.step_budget import StepBudget
 from tests.core.harness import Harness, limits, request
+from tests.core.operations import operations
 from tests.fake_executor import expected_tokens
 
 few_tokens = st.lists(st.integers(0, 2), min_size=1, max_size=60)
@@ -59,9 +60,8 @@ def test_what_is_found_is_what_a_search_of_all_tokens_finds(tokens: list[int], d
         patch.setattr(lookup, "PART_SIZE", data.draw(st.sampled_from([1, 5, 8192])))
         known = data.draw(st.integers(num_prompt, len(tokens)))
         while True:
-            is_read = read.read(tokens[:known], num_prompt, data.draw(st.integers(1, 20)))
-            assert is_read == (read.num_read == known)
-            if is_read:
+            read.read(tokens[:known], num_prompt, data.draw(st.integers(1, 20)))
+            if read.num_read == known:
                 assert Found(read.place, read.run, read.again, read.chances) == searched(tokens[:known], num_prompt)
                 if known == len(tokens):
                     break
@@ -71,20 +71,20 @@ def test_what_is_found_is_what_a_search_of_all_tokens_finds(tokens: list[int], d
 def test_a_guess_is_as_likely_as_all_before_it_together():
     found = Lookup()
     found.chances = [0.5, 0.8, 0.9]
-    assert list(found.likely(0, 3)) == [0, 0, 0]  # nothing is found
+    assert found.chances_of(0, 3) == [0, 0, 0]  # nothing is found
     found.place = 5
-    assert list(found.likely(0, 3)) == pytest.approx([0.5, 0.5 * 0.8, 0.5 * 0.8 * 0.9])
-    assert list(found.likely(2, 2)) == pytest.approx([0.5 * 0.8 * 0.9, 0.5 * 0.8 * 0.9 * 0.9])
+    assert found.chances_of(0, 3) == pytest.approx([0.5, 0.5 * 0.8, 0.5 * 0.8 * 0.9])
+    assert found.chances_of(2, 2) == pytest.approx([0.5 * 0.8 * 0.9, 0.5 * 0.8 * 0.9 * 0.9])
     found.run = 2
-    assert list(found.likely(1, 1)) == pytest.approx([0.9 * 0.9])
+    assert found.chances_of(1, 1) == pytest.approx([0.9 * 0.9])
 
 
 def test_a_guess_behind_tokens_that_go_on_otherwise_may_be_right_too():
     found = Lookup()
     found.chances, found.again = [0.5, 0.8, 0.9], 0.3
-    assert list(found.likely(0, 3)) == pytest.approx([0.3, 0.3 * 0.8, 0.3 * 0.8 * 0.9])
+    assert found.chances_of(0, 3) == pytest.approx([0.3, 0.3 * 0.8, 0.3 * 0.8 * 0.9])
     found.place, found.run = 5, 1
-    assert list(found.likely(1, 2)) == pytest.approx([0.8 * 0.9 + 0.2 * 0.3, 0.8 * 0.9 * 0.9 + 0.2 * 0.3 * 0.8])
+    assert found.chances_of(1, 2) == pytest.approx([0.8 * 0.9 + 0.2 * 0.3, 0.8 * 0.9 * 0.9 + 0.2 * 0.3 * 0.8])
 
 
 # The choice
@@ -99,6 +99,7 @@ def chooser(fixed: float = 12.0, slots: int = 32) -> Speculation:
 
 def sequence_of(speculation: Speculation, prompt: list[int], max_tokens: int = 2000, number: int = 1) -> Sequence:
     sequence = Sequence(number, request(number, prompt=tuple(prompt), max_tokens=max_tokens), 0, "")
+    sequence.own_tokens()
     speculation.begin(sequence)
     sequence.num_planned = len(prompt) - 1
     return sequence
@@ -167,9 +168,51 @@ def test_many_rows_read_little_each_and_a_long_prompt_is_read_in_pieces():
         assert 2 in chosen  # the short one does not wait for the long one
         before, steps = num_read, steps + 1
     assert steps >= len(tokens) / MAX_READ
-    many = [sequence_of(speculation, tokens[:2000], number=number) for number in range(10, 310)]
-    speculation.choose(many, 300)
-    assert {sequence.guessing.lookup.num_read for sequence in many} == {MIN_READ}
+
+
+def test_however_many_rows_there_are_a_step_reads_a_bounded_number_of_tokens_and_the_newest_of_each():
+    speculation = chooser(fixed=256.0)
+    tokens = random.Random(0).sample(range(300_000), 2000)
+    many = [sequence_of(speculation, tokens, number=number) for number in range(300)]
+    before = [0] * 300
+    while min(before) < len(tokens):
+        speculation.choose(many, 300)
+        now = [sequence.guessing.lookup.num_read for sequence in many]
+        read = [after - earlier for earlier, after in zip(before, now, strict=True)]
+        assert all(number or earlier == len(tokens) for number, earlier in zip(read, before, strict=True))
+        assert max(read) <= MIN_READ
+        assert sum(read) <= MAX_READ_OF_ALL + 300
+        before = now
+
+
+def test_the_cost_of_a_choice_grows_with_the_rows_and_no_faster():
+    costs = []
+    for num_rows in (50, 500):
+        speculation = chooser(fixed=500.0, slots=num_rows)
+        speculation._budget.padded_sizes = (64, 128, 256, 512, 1024)
+        sequences = [sequence_of(speculation, [5, 6, 7, 8] * 4, number=number) for number in range(num_rows)]
+        speculation.choose(sequences, num_rows)
+        for sequence in sequences:
+            sequence.tokens.append(5)
+            sequence.num_planned += 1
+        costs.append(operations(lambda chosen=(speculation, sequences): chosen[0].choose(chosen[1], len(chosen[1]))))
+    assert costs[1] <= 11 * costs[0]
+
+
+def test_as_many_guesses_are_made_as_give_the_most_tokens_where_sizes_are_padded():
+    """As if each number of them were tried."""
+    chance = random.Random(0)
+    for _ in range(300):
+        speculation = chooser(fixed=chance.choice([5.0, 64.0, 500.0]))
+        budget, rows = speculation._budget, chance.randint(1, 32)
+        budget.padded_sizes = tuple(sorted(chance.sample(range(1, 60), chance.randint(0, 6))))
+        budget.size_costs = {(True, size): 1 + chance.random() for size in budget.padded_sizes[::2]}
+        chances = sorted((chance.random() for _ in range(chance.randint(0, 40))), reverse=True)
+        rates = [
+            (rows + sum(chances[:count])) / budget.cost(rows + count, count > 0) for count in range(len(chances) + 1)
+        ]
+        best = speculation._best_count(chances, rows)
+        assert rates[best] == pytest.approx(max(rates))
 
 
 @given(few_tokens, st.data())
@@ -184,11 +227,11 @@ def test_samples_that_share_a_prompt_find_what_each_alone_finds(tokens: list[int
         shared, alone, known = sample = data.draw(st.sampled_from(left))
         before = max(prompt.num_read, shared.num_read)
         most = data.draw(st.integers(1, 9))
-        is_read = shared.read(known, num_prompt, most)
+        shared.read(known, num_prompt, most)
         assert shared.num_read <= before + most
-        assert is_read == (shared.num_read == len(known))
-        if is_read:
-            assert alone.read(known, num_prompt, len(known))
+        if shared.num_read == len(known):
+            alone.read(known, num_prompt, len(known))
+            assert alone.num_read == len(known)
             assert (shared.place, shared.run, shared.again) == (alone.place, alone.run, alone.again)
             assert shared.chances == alone.chances
             left.remove(sample)

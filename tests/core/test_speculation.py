@@ -20,6 +20,12 @@ def guesses(plan: StepPlan) -> dict[int, int]:
     return {chunk.request_id: chunk.length - 1 for chunk in plan.chunks if chunk.kind is Kind.VERIFY}
 
 
+def running(number: int, max_tokens: int) -> Sequence:
+    sequence = Sequence(number, request(number, max_tokens=max_tokens), 0, "")
+    sequence.own_tokens()
+    return sequence
+
+
 def speculating(percent: int = 100, lookahead: int = 0, **changes: object) -> Harness:
     changes = {"page_size": 8, "max_guesses": 4, "max_batch_prefill_tokens": 24, "max_step_tokens": 40} | changes
     return Harness(limits(**changes), lookahead, guess_percent=percent)
@@ -200,7 +206,7 @@ def chooser(fixed: float = 20.0, sizes: tuple[int, ...] = (), slots: int = 32) -
 
 
 def decoding(speculation: Speculation, count: int, chance: float) -> list[Sequence]:
-    sequences = [Sequence(number, request(number, max_tokens=1000), 0, "") for number in range(count)]
+    sequences = [running(number, 1000) for number in range(count)]
     for sequence in sequences:
         speculation.begin(sequence)
         sequence.guessing.chance = sequence.guessing.mean = chance
@@ -265,7 +271,7 @@ def test_a_new_sequence_tries_late_where_few_guesses_of_others_were_right():
     (other,) = decoding(speculation, 1, 0.5)
     for _ in range(100):
         speculation.learn(other, 1, 0)
-    sequence = Sequence(1, request(1, max_tokens=1000), 0, "")
+    sequence = running(1, 1000)
     speculation.begin(sequence)
     tries = []
     for number in range(1000):
@@ -289,7 +295,7 @@ def test_a_sequence_begins_as_the_others_went():
     (first,) = decoding(speculation, 1, 0.5)
     for _ in range(100):
         speculation.learn(first, 4, 4)
-    (second,) = [Sequence(9, request(9, max_tokens=1000), 0, "")]
+    (second,) = [running(9, 1000)]
     speculation.begin(second)
     assert second.guessing.chance > 0.95
 
@@ -315,7 +321,7 @@ def test_where_steps_with_guesses_take_long_only_many_right_ones_pay():
 def test_tries_that_take_long_are_later_and_of_many_guesses():
     speculation = chooser(fixed=150.0)
     speculation._budget.guessing_cost = 4.0
-    sequence = Sequence(1, request(1, max_tokens=10_000), 0, "")
+    sequence = running(1, 10_000)
     speculation.begin(sequence)
     tries = []
     for number in range(2000):
@@ -347,7 +353,7 @@ def speed(cost: float, chance: float) -> float:
     speculation._budget.guessing_cost = cost
     steps, num_tokens = 0.0, 0
     for _ in range(30):
-        sequence = Sequence(1, request(1, max_tokens=10_000), 0, "")
+        sequence = running(1, 10_000)
         speculation.begin(sequence)
         while len(sequence.tokens) < 600:
             count, num_right = chosen(speculation, [sequence])[0], 0
