@@ -207,7 +207,7 @@ def _ops(kernels: Kernels, norms: Norms, positions: jax.Array) -> PlatformOps:
         return out, state._replace(arrays=pages)
 
     recurrent = RecurrentOps(kernels.recurrent)
-    others = kernels.adapter_product, recurrent, kernels.experts, kernels.rounding
+    others = kernels.adapter_product, recurrent, kernels.experts, kernels.products
     return PlatformOps(attend, norms, *others, is_real=positions >= 0)
 
 

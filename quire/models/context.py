@@ -11,8 +11,8 @@ from quire.ops.recurrence import RecurrentOps
 from quire.ops.weights.adapters import AdapterProduct, add_products
 from quire.ops.weights.experts import NONE as NO_EXPERT_KERNELS
 from quire.ops.weights.experts import ExpertKernels
-from quire.ops.weights.rounded_rows import PLAIN as PLAIN_ROUNDING
-from quire.ops.weights.rounded_rows import RoundingOps
+from quire.ops.weights.rounded_rows import PLAIN as PLAIN_PRODUCTS
+from quire.ops.weights.rounded_rows import ProductKernels
 
 
 class TokenContext(NamedTuple):
@@ -67,5 +67,5 @@ class PlatformOps(NamedTuple):
     adapter_product: AdapterProduct = add_products
     recurrent: RecurrentOps = RecurrentOps(PLAIN_RECURRENT)
     experts: ExpertKernels = NO_EXPERT_KERNELS
-    rounding: RoundingOps = PLAIN_ROUNDING
+    products: ProductKernels = PLAIN_PRODUCTS
     is_real: jax.Array | None = None  # bool [t]: the others are padding, which nothing reads; None: all are

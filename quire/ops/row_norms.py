@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from quire.ops.norms import Norms
 from quire.ops.weights.deferred import NormalRows, PendingProduct, VisitSums
-from quire.ops.weights.rounded_rows import BlockOutput, RoundedRows, RoundingOps, Rows, Sums, plain_sum, scaled
+from quire.ops.weights.rounded_rows import BlockOutput, ProductKernels, RoundedRows, Rows, Sums, plain_sum, scaled
 from quire.ops.weights.weight import Weight, code_dtype
 
 
@@ -25,7 +25,7 @@ class RowNorm(Protocol):
         """x + out, and its norm."""
 
     def rounded_of_sum(
-        self, x: jax.Array, out: Sums | None, norms: Norms, kernels: RoundingOps, code_dtype: Any
+        self, x: jax.Array, out: Sums | None, norms: Norms, kernels: ProductKernels, code_dtype: Any
     ) -> tuple[jax.Array, RoundedRows]:
         """x + out, or x, and its norm, rounded to codes."""
 
@@ -50,7 +50,7 @@ class RMS:
         return norms.add_rms(x, scaled(out), self.weight, self.eps, self.offset)
 
     def rounded_of_sum(
-        self, x: jax.Array, out: Sums | None, norms: Norms, kernels: RoundingOps, code_dtype: Any
+        self, x: jax.Array, out: Sums | None, norms: Norms, kernels: ProductKernels, code_dtype: Any
     ) -> tuple[jax.Array, RoundedRows]:
         return kernels.add_rms(x, out, self.weight, self.eps, self.offset, code_dtype)
 
@@ -75,7 +75,7 @@ class MeanAndDeviation:
         return total, self(total, norms)
 
     def rounded_of_sum(
-        self, x: jax.Array, out: Sums | None, norms: Norms, kernels: RoundingOps, code_dtype: Any
+        self, x: jax.Array, out: Sums | None, norms: Norms, kernels: ProductKernels, code_dtype: Any
     ) -> tuple[jax.Array, RoundedRows]:
         total = plain_sum(x, out)
         return total, kernels.rows(self(total, norms), code_dtype)
@@ -89,7 +89,7 @@ def add_and_normalise(
     x: jax.Array,
     out: BlockOutput | None,
     norms: Norms,
-    kernels: RoundingOps,
+    kernels: ProductKernels,
     readers: Any = None,
     only_reader: Weight | None = None,
 ) -> tuple[jax.Array, Rows]:

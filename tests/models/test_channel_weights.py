@@ -22,7 +22,7 @@ from quire.ops.weights.adapters import AdaptedWeight, AdapterStack, add_products
 from quire.ops.weights.coded import Coded
 from quire.ops.weights.floats import PlainWeight
 from quire.ops.weights.products import project_sums
-from quire.ops.weights.rounded_rows import CodeProduct, RoundingOps, round_rows
+from quire.ops.weights.rounded_rows import CodeProduct, ProductKernels, round_rows
 from quire.ops.weights.weight import code_dtype, map_weights
 from tests.models.cases import CASES
 from tests.models.test_quantized import on_first_device, spread
@@ -167,7 +167,7 @@ def test_every_kind_of_block_computes_with_the_numbers_that_its_codes_stand_for(
     assert relative_error(whole_logits(model, as_on_a_gpu, tokens), expected) < 1e-4
 
 
-INTERPRETED = RoundingOps(
+INTERPRETED = ProductKernels(
     partial(gpu_rows.round_rows, interpret=True),
     partial(gpu_rows.add_norm, interpret=True),
     partial(gpu_rows.gate, interpret=True),
@@ -196,7 +196,7 @@ def test_a_bias_is_added_before_sums_are_rounded(kind: Any) -> None:
     x = jnp.asarray(np.random.default_rng(2).standard_normal((MANY, 80)), jnp.bfloat16)
     whole = weight.product(x)
     bias = (-whole[0] * (1 + 2.0**-9)).astype(jnp.float32)  # little of the first row is left
-    sums = project_sums("td,md->tm", x, weight, bias, RoundingOps())
+    sums = project_sums("td,md->tm", x, weight, bias, ProductKernels())
     np.testing.assert_array_equal(sums, (whole + bias).astype(jnp.bfloat16))
 
 

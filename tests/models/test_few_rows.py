@@ -17,7 +17,7 @@ from quire.ops.attention.attention import whole_sequence
 from quire.ops.weights.deferred import FewRows, FewRowsIn, NormalRows
 from quire.ops.weights.floats import NativeWeight, PlainWeight
 from quire.ops.weights.products import project
-from quire.ops.weights.rounded_rows import Activation, RoundingOps, Rows, values
+from quire.ops.weights.rounded_rows import Activation, ProductKernels, Rows, values
 
 SIZES = {
     "vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -60,17 +60,17 @@ class Plain:
         both = self.sums(rows, gate_up, jnp.float32).reshape(len(x), 2, -1)
         return activation(both[:, 0]) * both[:, 1]
 
-    def rounding(self) -> RoundingOps:
+    def products(self) -> ProductKernels:
         def fits(num_rows: int, dtype: Any, weight: Any) -> bool:
             return self.fits and isinstance(weight, PlainWeight | NativeWeight)
 
-        return RoundingOps(few_rows=FewRows(fits, self.sums, self.added), gated_product=self.gated)
+        return ProductKernels(few_rows=FewRows(fits, self.sums, self.added), gated_product=self.gated)
 
 
-def hidden(model: Decoder, weights: Any, rounding: RoundingOps) -> np.ndarray:
+def hidden(model: Decoder, weights: Any, products: ProductKernels) -> np.ndarray:
     tokens, positions = jnp.arange(7) * 11 % 128, jnp.arange(7)
     context = TokenContext(tokens, positions, lengths=positions + 1)
-    run = partial(model.forward, states=NoStates(), ops=PlatformOps(whole_sequence, rounding=rounding))
+    run = partial(model.forward, states=NoStates(), ops=PlatformOps(whole_sequence, products=products))
     return np.asarray(run(weights, context)[0])
 
 
@@ -79,8 +79,8 @@ def test_models_give_the_same(name: str) -> None:
     model = build_model({**SIZES, **CASES[name]})
     assert isinstance(model, Decoder)
     weights, kernels = random_weights(model, seed=0, dtype="float32"), Plain()
-    expected = hidden(model, weights, RoundingOps())
-    np.testing.assert_allclose(hidden(model, weights, kernels.rounding()), expected, rtol=2e-4, atol=2e-5)
+    expected = hidden(model, weights, ProductKernels())
+    np.testing.assert_allclose(hidden(model, weights, kernels.products()), expected, rtol=2e-4, atol=2e-5)
     if name == "llama":
         # A product for each block, and the last one, which the norm of all layers reads; layers are traced twice.
         assert kernels.asked.count("added") == 3
@@ -91,8 +91,8 @@ def test_models_give_the_same(name: str) -> None:
 def test_without_a_kernel_nothing_is_left_to_readers() -> None:
     model = build_model({**SIZES, **CASES["llama"]})
     kernels = Plain(fits=False)
-    rounding = kernels.rounding()._replace(gated_product=None)
-    hidden(model, random_weights(model, seed=0, dtype="float32"), rounding)  # type: ignore[arg-type]
+    products = kernels.products()._replace(gated_product=None)
+    hidden(model, random_weights(model, seed=0, dtype="float32"), products)  # type: ignore[arg-type]
     assert kernels.asked == []
 
 

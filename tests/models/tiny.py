@@ -23,8 +23,8 @@ from quire.ops.layer_spec import LayerState
 from quire.ops.pages import PageAccess, Tiles, write_targets
 from quire.ops.slot_access import slot_access
 from quire.ops.weights.floats import NativeWeight, PlainWeight
-from quire.ops.weights.rounded_rows import PLAIN as PLAIN_ROUNDING
-from quire.ops.weights.rounded_rows import RoundingOps
+from quire.ops.weights.rounded_rows import PLAIN as PLAIN_PRODUCTS
+from quire.ops.weights.rounded_rows import ProductKernels
 from quire.ops.weights.weight import Weight, map_weights
 
 PAGE_SIZE = 4
@@ -132,7 +132,7 @@ class PagedRun:
 
 
 def whole_logits(
-    model: Model, weights: ParamTree, tokens: Sequence[int], rounding: RoundingOps = PLAIN_ROUNDING
+    model: Model, weights: ParamTree, tokens: Sequence[int], products: ProductKernels = PLAIN_PRODUCTS
 ) -> np.ndarray[Any, Any]:
     """The logits after each token, from the forward without pages."""
 
@@ -140,7 +140,7 @@ def whole_logits(
     def run(weights: ParamTree) -> jax.Array:
         count = len(tokens)
         context = TokenContext(jnp.asarray(tokens), jnp.arange(count), lengths=jnp.full(count, count))
-        hidden, _ = model.forward(weights, context, NoStates(), PlatformOps(whole_sequence, rounding=rounding))
+        hidden, _ = model.forward(weights, context, NoStates(), PlatformOps(whole_sequence, products=products))
         return model.logits(weights, hidden)
 
     return np.asarray(run(weights))

@@ -9,7 +9,7 @@ import numpy as np
 from quire.ops.weights.activation_rounding import Rounding
 from quire.ops.weights.coded import Coded
 from quire.ops.weights.products import project_sums
-from quire.ops.weights.rounded_rows import BlockRows, CodeProduct, RoundingOps, scaled, values
+from quire.ops.weights.rounded_rows import BlockRows, CodeProduct, ProductKernels, scaled, values
 
 CODE = jnp.float8_e4m3fn
 TOKENS, INPUTS, OUTPUTS, BLOCK = 16, 64, 24, 16
@@ -49,7 +49,7 @@ def test_a_product_is_given_the_scales_and_rows_have_no_other() -> None:
         group=INPUTS, rounding=Rounding(is_float=True), is_direct=True,
     )  # fmt: skip
     given = rows()
-    got = scaled(project_sums("tm,dm->td", given, weight, None, RoundingOps(product=kernel)))
+    got = scaled(project_sums("tm,dm->td", given, weight, None, ProductKernels(product=kernel)))
     expected = np.asarray(values(given)) @ (np.asarray(weight.codes, np.float32) * np.asarray(weight.scales)).T
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
     assert asked == [(INPUTS // BLOCK, TOKENS)]

@@ -13,7 +13,7 @@ from quire.ops.weights.adapters import AdaptedWeight, AdapterStack, add_products
 from quire.ops.weights.deferred import FewRows, FewRowsIn
 from quire.ops.weights.four_bits import PLACES, FourBits
 from quire.ops.weights.products import project, project_sums
-from quire.ops.weights.rounded_rows import RoundingOps, scaled
+from quire.ops.weights.rounded_rows import ProductKernels, scaled
 from tests.gpu.test_four_bit_product import coded, rows_of, turned
 
 few_row_blocks = pytest.importorskip("quire.ops.gpu.hopper.few_row_blocks")
@@ -112,7 +112,7 @@ def test_a_model_takes_the_kernel_for_the_rows_that_it_is_for(has_adapters: bool
                     for n, s in enumerate(((1, 1, 4, 512), (1, 4, 64))))  # fmt: skip
             stack = AdapterStack(a, b, jnp.full(1, 4, jnp.int32), ((64, 0),))
             weight = AdaptedWeight(base, stack, jnp.ones(count, jnp.int32), add_products)
-        got = scaled(project_sums("td,md->tm", x, weight, bias, RoundingOps(few_rows=kernels)))
+        got = scaled(project_sums("td,md->tm", x, weight, bias, ProductKernels(few_rows=kernels)))
         plain = project("td,md->tm", x.astype(jnp.float32), weight, bias)
         assert got.dtype == dtype
         np.testing.assert_allclose(got.astype(jnp.float32), plain, rtol=0.02, atol=0.02 * float(jnp.abs(plain).max()))

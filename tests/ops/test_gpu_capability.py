@@ -32,9 +32,9 @@ def test_kernels_run_where_their_gpu_and_their_jax_are(capability: GpuCapability
     kernels = gpu_kernels(capability)
     assert (kernels.prompt_in_codes is not None) == capability.prompt_in_codes
     assert (kernels.max_fresh_sequences > 1) == capability.packed_attention
-    rounding = kernels.rounding
-    assert (rounding.product is not None) == capability.code_product
-    assert (rounding.few_rows is not None) == (rounding.gated_product is not None) == capability.mosaic
+    products = kernels.products
+    assert (products.product is not None) == capability.code_product
+    assert (products.few_rows is not None) == (products.gated_product is not None) == capability.mosaic
 
 
 def test_what_an_old_python_costs_is_said_with_the_remedy() -> None:

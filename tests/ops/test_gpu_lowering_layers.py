@@ -42,10 +42,10 @@ def launches(kind: Kind, rows: int, *, fixed_order: bool = False) -> tuple[int, 
 
     def run(weights: Any, tokens: jax.Array) -> jax.Array:
         context = TokenContext(tokens, tokens, lengths=tokens + 1)
-        return MODEL.forward(weights, context, NoStates(), PlatformOps(whole_sequence, rounding=rounding))[0]
+        return MODEL.forward(weights, context, NoStates(), PlatformOps(whole_sequence, products=products))[0]
 
     with on_an_h200():
-        rounding = kernels_for("gpu", "bfloat16", gpu=ON_HOPPER, fixed_order=fixed_order).rounding
+        products = kernels_for("gpu", "bfloat16", gpu=ON_HOPPER, fixed_order=fixed_order).products
         traced = jax.jit(run).trace(weights, jax.ShapeDtypeStruct((rows,), jnp.int32))
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     named = Counter(name for name in re.findall(r'name = "(\w+)"', text) if name in TRITON)

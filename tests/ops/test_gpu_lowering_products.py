@@ -28,7 +28,7 @@ from quire.ops.weights.adapters import AdapterStack, JoinedStack
 from quire.ops.weights.coded import Coded
 from quire.ops.weights.floats import PlainWeight
 from quire.ops.weights.products import project_sums
-from quire.ops.weights.rounded_rows import RoundingOps, ScaledSums, scaled
+from quire.ops.weights.rounded_rows import ProductKernels, ScaledSums, scaled
 from tests.gpu.hopper import ON_HOPPER
 from tests.models.cases import CASES
 from tests.ops.test_gpu_lowering import on_an_h200
@@ -158,9 +158,9 @@ def test_kernels_have_e4m3_where_the_gpu_converts_it(code_dtype: str, computes: 
     )  # fmt: skip
 
     def run(x: jax.Array) -> Any:
-        rounding = kernels.rounding
-        made = [rounding.rows(x, code), rounding.gate(jax.nn.silu, jnp.stack([x, x], axis=1)[:, None], code)]
-        made.append(rounding.add_rms(x, x, weight, 1e-5, 0.0, code)[1])
+        products = kernels.products
+        made = [products.rows(x, code), products.gate(jax.nn.silu, jnp.stack([x, x], axis=1)[:, None], code)]
+        made.append(products.add_rms(x, x, weight, 1e-5, 0.0, code)[1])
         return [(one.codes, one.scales) for one in made], kernels.experts.total(x[:, None], expert, None, matrices)
 
     with on_an_h200():
@@ -181,10 +181,10 @@ def test_rows_that_are_rounded_where_they_are_made_are_translated(size: int, sum
     x, weight, code = jnp.zeros((64, size), bfloat16), jnp.zeros(size, bfloat16), jnp.dtype(code_dtype)
 
     def run(x: jax.Array, both: ScaledSums, out: ScaledSums) -> Any:
-        gated = GPU.rounding.gate(jax.nn.silu, both, code)
-        total, normal = GPU.rounding.add_rms(x, out, weight, 1e-5, 0.0, code)
-        _, alone = GPU.rounding.add_rms(x, None, weight, 1e-5, 0.0, code)
-        return total, [(made.codes, made.scales) for made in (gated, normal, alone, GPU.rounding.rows(total, code))]
+        gated = GPU.products.gate(jax.nn.silu, both, code)
+        total, normal = GPU.products.add_rms(x, out, weight, 1e-5, 0.0, code)
+        _, alone = GPU.products.add_rms(x, None, weight, 1e-5, 0.0, code)
+        return total, [(made.codes, made.scales) for made in (gated, normal, alone, GPU.products.rows(total, code))]
 
     with on_an_h200():
         text = jax.jit(run).trace(x, both, out).lower(lowering_platforms=("cuda",)).as_text()
@@ -195,7 +195,7 @@ def test_rows_that_are_rounded_where_they_are_made_are_translated(size: int, sum
 @pytest.mark.parametrize("size", [576, 40000])
 def test_the_largest_number_of_a_row_is_found_among_integers(size: int) -> None:
     """Triton's maximum of floats drops NaN, which interpreting a kernel does not show."""
-    x, code, ops = jnp.zeros((2, size), jnp.bfloat16), jnp.dtype("int8"), GPU.rounding
+    x, code, ops = jnp.zeros((2, size), jnp.bfloat16), jnp.dtype("int8"), GPU.products
 
     def run(x: jax.Array) -> Any:
         both = jnp.stack([x, x], axis=1)[:, None]
@@ -264,15 +264,15 @@ def test_few_rows_meet_e4m3_in_a_kernel_on_hopper(rows: int, num_kernels: int) -
     param = Param((4096, 4096), ("mlp", "embed"), (Tensor("matrix", (4096, 4096)),), num_contracted=1)
     weight = channel_like(param, "fp8").direct()
 
-    def sums(rounding: RoundingOps, x: jax.Array, weight: Coded) -> jax.Array:
-        return scaled(project_sums("td,md->tm", x, weight, None, rounding))
+    def sums(products: ProductKernels, x: jax.Array, weight: Coded) -> jax.Array:
+        return scaled(project_sums("td,md->tm", x, weight, None, products))
 
     x = jax.ShapeDtypeStruct((rows, 4096), jnp.bfloat16)
     for computes, fixed_order in ((9.0, False), (9.0, True), (8.9, False), (10.0, False), (None, False)):
         kernels = kernels_for("gpu", "bfloat16", gpu=GpuCapability.of(computes), fixed_order=fixed_order)
         with on_an_h200():
             text = (
-                jax.jit(partial(sums, kernels.rounding)).trace(x, weight).lower(lowering_platforms=("cuda",)).as_text()
+                jax.jit(partial(sums, kernels.products)).trace(x, weight).lower(lowering_platforms=("cuda",)).as_text()
             )
         has_kernel = (ON_HOPPER.mosaic if rows < 16 else ON_HOPPER.code_product) and computes == 9.0 and not fixed_order
         assert text.count("stablehlo.custom_call @mosaic_gpu") == num_kernels * has_kernel
@@ -317,13 +317,13 @@ def test_few_rows_meet_four_bits_in_a_kernel_on_hopper(rows: int, num_kernels: i
     weight, x = gpu_form(coded, is_alone=True), jax.ShapeDtypeStruct((rows, 4096), jnp.bfloat16)
     bias = jax.ShapeDtypeStruct((4096,), jnp.bfloat16) if has_bias else None
 
-    def sums(rounding: RoundingOps, x: jax.Array, weight: Any, bias: jax.Array | None) -> jax.Array:
-        return scaled(project_sums("td,md->tm", x, weight, bias, rounding))
+    def sums(products: ProductKernels, x: jax.Array, weight: Any, bias: jax.Array | None) -> jax.Array:
+        return scaled(project_sums("td,md->tm", x, weight, bias, products))
 
     for computes, fixed_order in ((9.0, False), (9.0, True), (8.9, False), (10.0, False), (None, False)):
         kernels = kernels_for("gpu", "bfloat16", gpu=GpuCapability.of(computes), fixed_order=fixed_order)
         with on_an_h200():
-            traced = jax.jit(partial(sums, kernels.rounding)).trace(x, weight, bias)
+            traced = jax.jit(partial(sums, kernels.products)).trace(x, weight, bias)
             text = traced.lower(lowering_platforms=("cuda",)).as_text()
         # Of more than 16 rows all threads share the scales of a step.
         has_kernel = computes == 9.0 and not fixed_order and (rows <= 16 or group > 32)

@@ -54,7 +54,7 @@ class Attention:
     def __call__(
         self, weights: ParamTree, x: Rows, rotation: Rotation | QueryScale | None, state: Any, ops: PlatformOps
     ) -> tuple[BlockOutput, Any]:
-        qkv = project_sums("td,kghd->tkgh", x, weights["qkv"], weights.get("qkv_bias"), ops.rounding)
+        qkv = project_sums("td,kghd->tkgh", x, weights["qkv"], weights.get("qkv_bias"), ops.products)
         gates = None
         if self.is_gated:
             both = scaled(qkv)
@@ -69,12 +69,12 @@ class Attention:
             None if self.k_norm is None else self.k_norm.of_heads(weights["k_norm"]),
             weights.get("sinks"),
         )
-        read_in = None if self.is_gated else code_dtype(weights["out"], len(x), ops.rounding.product)
+        read_in = None if self.is_gated else code_dtype(weights["out"], len(x), ops.products.product)
         out, state = ops.attend(replace(self.spec, read_in=read_in), heads, state)
         if gates is not None:
             wide = values(out).reshape(gates.shape).astype(jnp.float32)
             out = (wide * jax.nn.sigmoid(gates.astype(jnp.float32))).astype(out.dtype)
-        return block_output("tkgh,dkgh->td", out, weights["out"], weights.get("out_bias"), ops.rounding), state
+        return block_output("tkgh,dkgh->td", out, weights["out"], weights.get("out_bias"), ops.products), state
 
     def for_devices(self, num_devices: int) -> "Attention":
         """The same attention; if there are fewer keys than devices, with copies of key and value heads, each for a part

@@ -207,7 +207,7 @@ def _next_rows(
     where it has a weight of the name `only_reader`."""
     bound = None if norm is None or weights is None else norm.bind(weights)
     reader = None if readers is None or only_reader is None else readers.get(only_reader)
-    return add_and_normalise(bound, x, out, ops.norms, ops.rounding, readers, reader)
+    return add_and_normalise(bound, x, out, ops.norms, ops.products, readers, reader)
 
 
 def computation(part: Any) -> Any:

@@ -64,7 +64,7 @@ class GatedMLP:
 
     def __call__(self, weights: ParamTree, x: Rows, ops: PlatformOps) -> BlockOutput:
         biases = weights.get("gate_up_bias"), weights.get("down_bias")
-        return gated_mlp(self.activation, x, weights["gate_up"], weights["down"], ops.rounding, *biases)
+        return gated_mlp(self.activation, x, weights["gate_up"], weights["down"], ops.products, *biases)
 
     def for_devices(self, num_devices: int) -> "GatedMLP":
         bias = self.gate_up_bias
@@ -91,7 +91,7 @@ class MLP:
     def __call__(self, weights: ParamTree, x: Rows, ops: PlatformOps) -> Sums:
         wide = project("td,md->tm", x, weights["up"], weights["up_bias"])
         active = self.activation(wide.astype(jnp.float32)).astype(x.dtype)
-        return project_sums("tm,dm->td", active, weights["down"], weights["down_bias"], ops.rounding)
+        return project_sums("tm,dm->td", active, weights["down"], weights["down_bias"], ops.products)
 
     def for_devices(self, num_devices: int) -> "MLP":
         return self

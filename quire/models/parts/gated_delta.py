@@ -73,7 +73,7 @@ class GatedDelta:
         out, state = ops.recurrent.recur(spec.corrects, tokens, state)
         z = qkvz[:, :, spec.channels :].reshape(shape).astype(jnp.float32)
         out = self.norm(weights["norm"], out, ops.norms) * jax.nn.silu(z)
-        return project_sums("tkgv,dkgv->td", out.astype(x.dtype), weights["out"], None, ops.rounding), state
+        return project_sums("tkgv,dkgv->td", out.astype(x.dtype), weights["out"], None, ops.products), state
 
     def _of_length_one(self, x: jax.Array, scale: float, ops: PlatformOps) -> jax.Array:
         """x [t, k, i] over its length, times `scale`. It is an RMS norm, so that the platform's order of sums holds."""

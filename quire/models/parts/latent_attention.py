@@ -92,7 +92,7 @@ class LatentAttention:
 
         out, state = ops.attend(self.spec, latent(query, keys), state)
         values = weights["value_up"].product_by_head(values_of(out))
-        return project_sums("tkgv,dkgv->td", values, weights["out"], weights.get("out_bias"), ops.rounding), state
+        return project_sums("tkgv,dkgv->td", values, weights["out"], weights.get("out_bias"), ops.products), state
 
     def for_devices(self, num_devices: int) -> "LatentAttention":
         """Each device has the latents of all tokens, and some of the heads."""

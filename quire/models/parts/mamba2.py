@@ -70,7 +70,7 @@ class Mamba2:
         out = out + rounded(weights["skip"][..., None] * values)
         out = out * jax.nn.silu(gates.astype(jnp.float32)).reshape(shape)
         out = self.norm(weights["norm"], out.reshape(len(x), -1), ops.norms).reshape(shape)
-        return project_sums("tkgv,dkgv->td", out.astype(x.dtype), weights["out"], None, ops.rounding), state
+        return project_sums("tkgv,dkgv->td", out.astype(x.dtype), weights["out"], None, ops.products), state
 
     def for_devices(self, num_devices: int) -> "Mamba2":
         """The same function; if there are fewer key heads than devices, with copies of B and C, each for a part of

@@ -24,7 +24,7 @@ from quire.ops.sampling_kernels import SamplingKernels
 from quire.ops.sharding import PAGE_AXES, PAGE_SCALE_AXES, sharding
 from quire.ops.slot_access import SlotAccess
 from quire.ops.weights.adapters import add_products
-from quire.ops.weights.rounded_rows import PLAIN as PLAIN_ROUNDING
+from quire.ops.weights.rounded_rows import PLAIN as PLAIN_PRODUCTS
 from quire.ops.weights.rounded_rows import Rows, scaled, values
 from quire.ops.weights.sharded_experts import sharded_experts
 
@@ -46,7 +46,7 @@ def sharded(kernels: Kernels, mesh: Mesh) -> Kernels:
         decode_norms=_whole_norms(kernels.decode_norms, devices),
         adapter_product=add_products,  # plain: the compiler partitions it
         experts=sharded_experts(kernels.experts, mesh),
-        rounding=PLAIN_ROUNDING,  # the same
+        products=PLAIN_PRODUCTS,  # the same
         moves=PLAIN_MOVES,  # the same
         sampling=_whole_sampling(kernels.sampling, devices),
         skips_padding=False,  # XLA's products do not

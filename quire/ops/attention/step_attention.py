@@ -30,8 +30,8 @@ from quire.ops.sampling_kernels import SamplingKernels
 from quire.ops.weights.adapters import AdapterProduct, add_products
 from quire.ops.weights.experts import NONE as NO_EXPERT_KERNELS
 from quire.ops.weights.experts import ExpertKernels
-from quire.ops.weights.rounded_rows import PLAIN as PLAIN_ROUNDING
-from quire.ops.weights.rounded_rows import RoundingOps, Rows, scaled
+from quire.ops.weights.rounded_rows import PLAIN as PLAIN_PRODUCTS
+from quire.ops.weights.rounded_rows import ProductKernels, Rows, scaled
 
 
 class PromptInCodes(Protocol):
@@ -55,8 +55,8 @@ class Kernels(NamedTuple):
 
     `decode_norms` are the norms of steps of decodes alone. `sampling` are those that choose tokens. `adapter_product`
     adds the products with adapters to others. `recurrent` is for layers with a recurrent state, `experts` for layers
-    with experts. `rounding` makes rows for products of codes of eight bits. `moves` copy pages between their arrays and
-    blocks.
+    with experts. `products` are with weights in codes, and make the rows for them. `moves` copy pages between their
+    arrays and blocks.
     """
 
     place: Callable[[Heads, Pages, KVWriteTargets], tuple[jax.Array, Pages]]
@@ -72,7 +72,7 @@ class Kernels(NamedTuple):
     # Like `attend`, for heads so wide that a platform may have another kernel, or none.
     attend_latent: Callable[[jax.Array, PagedContext], jax.Array] = tiled_attention
     experts: ExpertKernels = NO_EXPERT_KERNELS
-    rounding: RoundingOps = PLAIN_ROUNDING
+    products: ProductKernels = PLAIN_PRODUCTS
     moves: PageMoves = PLAIN_MOVES
     skips_padding: bool = False  # products do, where they are the platform's own
 

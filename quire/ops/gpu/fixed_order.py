@@ -63,5 +63,5 @@ def with_fixed_order(kernels: Kernels) -> Kernels:
         norms=norms,
         decode_norms=norms,
         # More rows have XLA's products, whose order is another.
-        rounding=kernels.rounding._replace(product=None, few_rows=None, gated_product=None),
+        products=kernels.products._replace(product=None, few_rows=None, gated_product=None),
     )

@@ -47,11 +47,11 @@ from quire.ops.weights.adapters import Stack
 from quire.ops.weights.coded import Coded
 from quire.ops.weights.deferred import VisitSums
 from quire.ops.weights.experts import Gate, kernels_of
-from quire.ops.weights.rounded_rows import PLAIN as PLAIN_ROUNDING
+from quire.ops.weights.rounded_rows import PLAIN as PLAIN_PRODUCTS
 from quire.ops.weights.rounded_rows import (
     Activation,
+    ProductKernels,
     RoundedRows,
-    RoundingOps,
     Rows,
     ScaledSums,
     Sums,
@@ -242,7 +242,7 @@ GPU = Kernels(
     recurrent=RecurrentKernels(convolve, recur),
     attend_latent=attend_latent,
     experts=kernels_of(expert_product, choose_experts),
-    rounding=RoundingOps(round_rows, add_rms_norm_rounded, gate),
+    products=ProductKernels(round_rows, add_rms_norm_rounded, gate),
     moves=PageMoves(gather, scatter),
 )
 
@@ -267,10 +267,10 @@ def expert_product_without_fp8(
 # Triton converts e4m3 by instructions that older GPUs lack. XLA does without them.
 GPU_WITHOUT_FP8 = GPU._replace(
     experts=kernels_of(expert_product_without_fp8, choose_experts),
-    rounding=RoundingOps(
-        _plain_for_e4m3(GPU.rounding.rows, PLAIN_ROUNDING.rows),
-        _plain_for_e4m3(GPU.rounding.add_rms, PLAIN_ROUNDING.add_rms),
-        _plain_for_e4m3(GPU.rounding.gate, PLAIN_ROUNDING.gate),
+    products=ProductKernels(
+        _plain_for_e4m3(GPU.products.rows, PLAIN_PRODUCTS.rows),
+        _plain_for_e4m3(GPU.products.add_rms, PLAIN_PRODUCTS.add_rms),
+        _plain_for_e4m3(GPU.products.gate, PLAIN_PRODUCTS.gate),
     ),
 )
 
@@ -281,7 +281,7 @@ def gpu_kernels(gpu: GpuCapability) -> Kernels:
     if not gpu.packed_attention:
         kernels = kernels._replace(max_fresh_sequences=1)
     if gpu.is_hopper:
-        rounding = kernels.rounding._replace(
+        products = kernels.products._replace(
             product=CODE_PRODUCT if gpu.code_product else None,
             few_rows=FEW_ROWS if gpu.mosaic else None,
             gated_product=gated_product if gpu.mosaic else None,
@@ -289,7 +289,7 @@ def gpu_kernels(gpu: GpuCapability) -> Kernels:
         kernels = kernels._replace(
             attend=attend_on_hopper if gpu.mosaic else attend_and_round,
             prompt_in_codes=prompt_in_codes if gpu.prompt_in_codes else None,
-            rounding=rounding,
+            products=products,
         )
     if gpu.has_much_shared_memory:
         return kernels

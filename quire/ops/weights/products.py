@@ -14,8 +14,8 @@ from quire.ops.weights.rounded_rows import (
     Activation,
     BlockOutput,
     BlockRows,
+    ProductKernels,
     RoundedRows,
-    RoundingOps,
     Rows,
     Sums,
     gated_values,
@@ -37,7 +37,7 @@ def project(equation: str, x: Rows, weight: Weight, bias: jax.Array | None = Non
     return (matmul(x, weight) + bias.astype(jnp.float32)).astype(x.dtype)
 
 
-def project_sums(equation: str, x: Rows, weight: Weight, bias: jax.Array | None, kernels: RoundingOps) -> Sums:
+def project_sums(equation: str, x: Rows, weight: Weight, bias: jax.Array | None, kernels: ProductKernels) -> Sums:
     """Like `project`, for a reader that applies scales itself where there are any."""
     of_sums = x.dtype if bias is None else jnp.float32  # a bias is added before they are rounded
     sums = None
@@ -52,7 +52,9 @@ def project_sums(equation: str, x: Rows, weight: Weight, bias: jax.Array | None,
     return sums if bias is None else (sums.numbers() + bias.astype(jnp.float32)).astype(x.dtype)
 
 
-def block_output(equation: str, x: Rows, weight: Weight, bias: jax.Array | None, kernels: RoundingOps) -> BlockOutput:
+def block_output(
+    equation: str, x: Rows, weight: Weight, bias: jax.Array | None, kernels: ProductKernels
+) -> BlockOutput:
     """Like `project_sums` to the width of the model, for a reader that may compute the product itself."""
     few = kernels.few_rows
     if few is None or bias is not None or not few.fits(len(x), x.dtype, weight):
@@ -65,7 +67,7 @@ def gated_mlp(
     x: Rows,
     gate_up: Weight,
     down: Weight,
-    kernels: RoundingOps,
+    kernels: ProductKernels,
     gate_up_bias: jax.Array | None = None,
     down_bias: jax.Array | None = None,
 ) -> BlockOutput:
@@ -93,7 +95,7 @@ def rounded(product: jax.Array) -> jax.Array:
     return kept
 
 
-def _by_few_rows(x: Rows, weight: Weight, bias: jax.Array | None, kernels: RoundingOps) -> jax.Array | None:
+def _by_few_rows(x: Rows, weight: Weight, bias: jax.Array | None, kernels: ProductKernels) -> jax.Array | None:
     """Like `project`, by the kernel for few rows, where there is one for these."""
     if kernels.few_rows is None:
         return None

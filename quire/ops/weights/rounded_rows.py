@@ -176,9 +176,9 @@ class GatedProduct(Protocol):
         None where no kernel is for these."""
 
 
-class RoundingOps(NamedTuple):
-    """The operations of a platform that make rounded rows, and its products with codes. The last argument of the former
-    is the type of codes. `product` is for codes of e4m3; `few_rows` for rows that are not rounded."""
+class ProductKernels(NamedTuple):
+    """The products of a platform with codes, and the operations that make rounded rows for them, whose last argument is
+    the type of codes. `product` is for codes of e4m3; `few_rows` for rows that are not rounded."""
 
     rows: Callable[[jax.Array, Any], RoundedRows] = round_rows
     # (x, addend, weight, eps, offset, code_dtype)
@@ -191,4 +191,4 @@ class RoundingOps(NamedTuple):
     gated_product: GatedProduct | None = None
 
 
-PLAIN = RoundingOps()
+PLAIN = ProductKernels()
