@@ -1,6 +1,6 @@
-"""The kernels of one layer of an 8B model, and sampling alone, on a GPU.
+"""Attention of one layer of an 8B model on a GPU.
 
-    python bench/gpu_kernels.py [--only decode shared prefill sampling]
+    python bench/gpu_kernels.py [--only decode shared prefill]
 
 Attention runs over random page tables, many times after each other in one program, each on the queries that the last
 one gave. Bytes are those of the keys and values that must be read; FLOP are those below the diagonal.
@@ -10,25 +10,17 @@ import argparse
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from quire.core.plan import SlotStart
-from quire.executor.sample.sampler import Features, sample
-from quire.executor.shapes import Shapes
-from quire.executor.slots import empty_slots, pack_starts, start_slots
 from quire.ops.attention.spec import AttentionSpec
 from quire.ops.attention.step_attention import Kernels
-from quire.ops.gpu.decode_attention import decode_attention
 from quire.ops.gpu.fixed_order import attend as in_order
-from quire.ops.gpu.shared_attention import Tiling
 from quire.ops.kernels import kernels_for
 from quire.ops.pages import TILE, PagedContext, Pages, Segments, SharedPrefixes, Tiles
-from quire.request import SamplingParams
 
 SPEC = AttentionSpec(kv_heads=8, group=4, head_dim=128, scale=128**-0.5)
 PAGE_SIZE, REPEATS = 32, 32
@@ -144,59 +136,7 @@ def shared_prefixes(kernels: Kernels) -> Iterator[str]:
         yield f"decode {how} for shared positions, 256 rows x 1024: {seconds * 1e6:.1f} µs"
 
 
-SHARED_TILINGS = [
-    *(Tiling(128, 64, 4, stages, programs) for stages in (2, 3) for programs in (264, 528)),
-    *(Tiling(128, 64, 8, 3, programs) for programs in (132, 264)),
-    Tiling(128, 32, 4, 4, 264),
-    *(Tiling(64, 64, 4, stages, programs) for stages in (2, 3) for programs in (264, 528)),
-]
-
-
-def shared_tilings(kernels: Kernels) -> Iterator[str]:
-    """The choices of the kernel for shared positions."""
-    for name, given in [*SHARING.items()][:2]:
-        pages, table, tiles = sharing(*given)
-        for tiling in SHARED_TILINGS:
-            attend = partial(decode_attention, shared_tiling=tiling)
-            seconds = repeated_s(attend, queries(len(tiles)), PagedContext(SPEC, pages, table, tiles))
-            yield f"{name}, {tiling}: {seconds * 1e6:.0f} µs"
-
-
-# Steps of so many tokens with chunks of prompts: the first position, and the tokens.
-CHUNKS: list[tuple[int, list[tuple[int, int]]]] = [
-    (16, [(4000, 10)]),
-    (64, [(8000, 40)]),
-    (64, [(500, 20), (1000, 20), (4000, 20)]),
-    (320, [(4000, 64)]),
-    (192, [(1250, 155)]),
-    (320, [(3000, 250)]),
-    (896, [(0, 800)]),
-    (896, [(1600, 800)]),
-    (896, [(0, 300), (500, 300), (2500, 200)]),
-    (2048, [(0, 2000)]),
-    (4096, [(0, 4096)]),
-]
-
-
-def chunks(kernels: Kernels) -> Iterator[str]:
-    """Prefills of few tokens behind contexts."""
-    for tokens, places in CHUNKS:
-        pages, table = paged(np.asarray([start + length for start, length in places]))
-        tiles = [
-            (row, start + at, min(TILE, length - at), sum(size for _, size in places[:row]) + at)
-            for row, (start, length) in enumerate(places)
-            for at in range(0, length, TILE)
-        ]
-        tiles.sort(key=lambda tile: -tile[1])
-        columns = [jnp.asarray(column, jnp.int32) for column in zip(*tiles, strict=True)]
-        context = PagedContext(SPEC, pages, table, Tiles(*columns, num_single=0))
-        seconds = repeated_s(kernels.attend, queries(tokens), context)
-        told = ", ".join(f"{length} at {start}" for start, length in places)
-        yield f"prefill, {told} of {tokens}: {seconds * 1e6:.0f} µs"
-
-
 def prefills(kernels: Kernels) -> Iterator[str]:
-    yield from chunks(kernels)
     for count, length in ((4, 2048), (1, 8192)):
         lengths = np.full(count, length)
         pages, table = paged(lengths)
@@ -230,41 +170,12 @@ def prefills(kernels: Kernels) -> Iterator[str]:
         yield f"prefill, {count} x {length}, new sequences: {seconds * 1e6:.0f} µs, {flop / seconds / 1e12:.0f} TFLOP/s"
 
 
-def sampling(kernels: Kernels, rows: int = 256, vocab_size: int = 151_936) -> Iterator[str]:
-    shapes = Shapes(num_pages=2, page_size=PAGE_SIZE, num_slots=rows, max_prefill_tokens=32, max_sequence_tokens=512)
-    logits = 3 * jax.random.normal(jax.random.key(0), (rows, vocab_size), jnp.float32)
-    asked = {
-        "plain": SamplingParams(),
-        "top-k 50": SamplingParams(top_k=50),
-        "top-p 0.9": SamplingParams(top_p=0.9),
-        "top-k 50, top-p 0.9": SamplingParams(top_k=50, top_p=0.9),
-    }
-    for name, params in asked.items():
-        starts = [(SlotStart(n, params, n, 0, (1,), (), 0, (), None), ()) for n in range(rows)]
-        slots = jax.jit(start_slots)(empty_slots(shapes), pack_starts(starts, rows, shapes))
-        features = Features(name != "plain", penalties=False, adjustments=False, masks=False, logprobs=False)
-        draw = jax.jit(partial(sample, masks=None, features=features, branches=False, kernels=kernels.sampling))
-        for count in (2, REPEATS):
-            begun = time.perf_counter()
-            for _ in range(count):
-                sampled = draw(logits, slots, jnp.arange(rows), jnp.full(rows, 300))
-            sampled.tokens.block_until_ready()
-            seconds = (time.perf_counter() - begun) / count
-        yield f"sampling, {rows} rows x {vocab_size}, {name}: {seconds * 1e3:.2f} ms"
-
-
-KINDS = {
-    "decode": decodes,
-    "shared": shared_prefixes,
-    "shared_tilings": shared_tilings,
-    "prefill": prefills,
-    "sampling": sampling,
-}
+KINDS = {"decode": decodes, "shared": shared_prefixes, "prefill": prefills}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=KINDS, default=["decode", "shared", "prefill", "sampling"])
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=[*KINDS])
     given = parser.parse_args()
     if jax.default_backend() != "gpu":
         parser.error(f"these kernels are for a GPU; JAX has a {jax.default_backend()}")
