@@ -2,8 +2,6 @@
 
     python bench/gpu_experts.py [--model qwen3-30b-a3b gpt-oss-20b] [--rows 1,32,256,4096] [--only kernel plain]
     python bench/gpu_experts.py --weights mxfp4 --only kernel                      # or fp8, int8
-    python bench/gpu_experts.py --sweep gate_up --model qwen3-30b-a3b --rows 1     # other sizes of blocks
-    python bench/gpu_experts.py --rows 8 --real 1                                  # a lone row among padding
 
 Every token visits random experts, given in place of a router, which is not part of the time. Several layers with
 weights of their own run after each other in one program, so that no cache holds what the next one reads. The floor is
@@ -15,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product as pairs
-from random import Random
 from typing import Any
 
 import jax
@@ -27,8 +24,7 @@ from quire.models.params import Param, ParamTree, Tensor
 from quire.models.parts.feed_forward import Experts
 from quire.ops.attention.attention import whole_sequence
 from quire.ops.gates import SILU, ClampedGate
-from quire.ops.gpu.expert_product import ExpertBlocks, blocks_of, expert_product
-from quire.ops.gpu.expert_weights import form_of
+from quire.ops.gpu.expert_product import expert_product
 from quire.ops.weights.activation_rounding import Rounding
 from quire.ops.weights.coded import Coded
 from quire.ops.weights.experts import NONE, kernels_of
@@ -92,13 +88,12 @@ class Shape:
 
         return [draw(jax.random.key(layer)) for layer in range(LAYERS)]
 
-    def routes(self, tokens: int, real: int) -> list[ParamTree]:
-        """The choices of so many tokens; those after the first `real` are the first one's, as padding's are."""
+    def routes(self, tokens: int) -> list[ParamTree]:
+        """The choices of so many tokens, by layer."""
         chance = np.random.default_rng(0)
         found = []
         for _ in range(LAYERS):
             expert = np.argsort(chance.random((tokens, self.num_experts)), axis=1)[:, : self.chosen]
-            expert[real:] = expert[0]
             share = jnp.full((tokens, self.chosen), 1 / self.chosen, jnp.float32)
             found.append({"share": share, "expert": jnp.asarray(expert, jnp.int32)})
         return found
@@ -166,12 +161,12 @@ def floor_s(shape: Shape, routes: list[ParamTree]) -> float:
     return float(used) * shape.expert_bytes / BYTES_A_SECOND
 
 
-def blocks_timed(name: str, shape: Shape, rows: list[int], ways: list[str], real: int) -> Iterator[str]:
+def blocks_timed(name: str, shape: Shape, rows: list[int], ways: list[str]) -> Iterator[str]:
     """Whole feed-forward blocks by each way."""
     block, weights = shape.block(), shape.weights()
     kernels = {"kernel": kernels_of(expert_product), "plain": NONE}
     for way, tokens in pairs(ways, rows):
-        routes = shape.routes(tokens, real)
+        routes = shape.routes(tokens)
         all_weights = [{**one, "router": route} for one, route in zip(weights, routes, strict=True)]
 
         def layer(x: jax.Array, given: ParamTree, way: str = way) -> jax.Array:
@@ -191,81 +186,20 @@ def blocks_timed(name: str, shape: Shape, rows: list[int], ways: list[str], real
         )
 
 
-def candidates(chosen: ExpertBlocks, tokens: int) -> Iterator[ExpertBlocks]:
-    if chosen.is_of_steps:
-        few = (chosen.rows,) if tokens <= 64 else (16, 32, 64, 128)
-        for rows, columns, warps, stages in pairs(few, (16, 32, 64, 128), (1, 2, 4, 8), (3, 4, 6)):
-            if 16 * warps <= columns <= 32 * warps and (tokens <= 64 or rows * columns >= 32 * 64):
-                yield chosen._replace(rows=rows, columns=columns, warps=warps, stages=stages)
-        return
-    if tokens <= 64:
-        for columns, inputs, warps, stages in pairs((16, 32, 64), (64, 128, 256), (2, 4), (3, 4, 6)):
-            yield ExpertBlocks(chosen.rows, columns, inputs, warps, stages)
-        return
-    for rows, columns, inputs, warps, stages in pairs((16, 32, 64, 128), (64, 128, 256), (64, 128), (4, 8), (3, 4)):
-        if rows * columns >= 32 * 64 and (rows * columns >= 128 * 128 or warps == 4):
-            yield ExpertBlocks(rows, columns, inputs, warps, stages)
-
-
-def sweep(name: str, shape: Shape, tokens: int, part: str, most_s: float, real: int) -> Iterator[str]:
-    """One of the two products by blocks of other sizes, in random order, until time is up."""
-    block, weights, routes = shape.block(), shape.weights(), shape.routes(tokens, real)
-    is_gate = part == "gate_up"
-    gate = block.gate if is_gate else None
-    inputs, outputs = (shape.embed, shape.mlp) if is_gate else (shape.mlp, shape.embed)
-    expert = routes[0]["expert"]
-    x = jax.random.normal(jax.random.key(0), (tokens, 1 if is_gate else shape.chosen, inputs), DTYPE)
-    form = form_of(x, weights[0][part])
-    assert form is not None
-    chosen = blocks_of(expert, shape.num_experts, outputs, form, gated=is_gate)
-    others = list(dict.fromkeys(candidates(chosen, tokens)))
-    Random(0).shuffle(others)
-    others.insert(0, chosen)
-    given = [{"weight": one[part], "expert": route["expert"]} for one, route in zip(weights, routes, strict=True)]
-    floor = floor_s(shape, routes) * (2 if is_gate else 1) / 3
-    begun, found = time.perf_counter(), []
-    for blocks in others:
-        if time.perf_counter() - begun > most_s:
-            break
-
-        def layer(x: jax.Array, one: ParamTree, blocks: ExpertBlocks = blocks) -> jax.Array:
-            out = expert_product(x, one["expert"], one["weight"], None, gate, blocks=blocks)
-            assert out is not None
-            return x + out[:, :1, :1].astype(x.dtype) * jnp.asarray(1e-3, x.dtype)
-
-        try:
-            found.append((layer_s(layer, x, given), blocks))
-        except (jax.errors.JaxRuntimeError, ValueError) as error:
-            yield f"{blocks}: {str(error).splitlines()[0][:100]}"
-    for number, (took, blocks) in enumerate(sorted(found)):
-        told = "chosen: " if blocks == chosen else ""
-        if number < 12 or told:
-            yield f"{told}{name}, {tokens} rows, {part}: {took * 1e6:.1f} µs, {took / floor:.2f} of the floor, {blocks}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", choices=SHAPES, default=[*SHAPES])
     parser.add_argument("--rows", default="1,32,256,4096")
-    parser.add_argument("--real", type=int, default=1 << 30, help="rows that are no padding")
     parser.add_argument("--only", nargs="+", choices=("kernel", "plain"), default=["kernel", "plain"])
     parser.add_argument("--weights", choices=BYTES, default="float")
-    parser.add_argument("--sweep", choices=("gate_up", "down"))
-    parser.add_argument("--seconds", type=float, default=40.0, help="of a sweep, at most")
     given = parser.parse_args()
     if jax.default_backend() != "gpu":
         parser.error(f"these kernels are for a GPU; JAX has a {jax.default_backend()}")
     rows = [int(count) for count in given.rows.split(",")]
     for name in given.model:
         shape = replace(SHAPES[name], kind=given.weights)
-        if given.sweep is None:
-            lines = blocks_timed(name, shape, rows, given.only, given.real)
-            for line in lines:
-                print(line, flush=True)
-            continue
-        for tokens in rows:
-            for line in sweep(name, shape, tokens, given.sweep, given.seconds, given.real):
-                print(line, flush=True)
+        for line in blocks_timed(name, shape, rows, given.only):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":
