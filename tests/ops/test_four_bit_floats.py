@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from quire.ops.gpu.expert_weights import form_of
+from quire.ops.gpu.expert_weights import layout_of
 from quire.ops.kernels import gpu_form
 from quire.ops.weights.activation_rounding import Rounding, nearest_four_bit_floats
 from quire.ops.weights.coded import FEW_ROWS, Coded
@@ -154,7 +154,7 @@ def test_kernels_for_integers_of_four_bits_do_not_take_them(group: int) -> None:
         assert isinstance(gpu_form(weight, is_alone=True), Coded)
     experts = coded((4, 64, 512), 16)
     assert isinstance(gpu_form(experts, is_alone=True), Coded)
-    assert form_of(jnp.zeros((1, 512), jnp.bfloat16), experts) is None
+    assert layout_of(jnp.zeros((1, 512), jnp.bfloat16), experts) is None
 
 
 def test_a_gpu_rounds_few_rows_of_experts_as_well() -> None:

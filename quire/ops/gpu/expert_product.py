@@ -1,8 +1,8 @@
-"""Products of rows with the matrices of their experts, in one launch that reads the experts that are used, each once.
+"""Products of rows with the matrices of their experts, in one launch that reads each visited expert once.
 
 A program multiplies a tile of rows of one expert by a block of its outputs. Rows stay where they are: a program finds
-those of its expert, and writes their products where each belongs. Of few tokens it looks through the choices of all of
-them, so that nothing comes before the launch. Of more, a table made before it has the visits in the order of experts.
+those of its expert, and writes their products where each belongs. With few tokens it looks through the choices of all,
+so that nothing runs before the launch. With more, a table made before has the visits in the order of experts.
 """
 
 from functools import partial
@@ -16,8 +16,17 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.gates import ClampedGate, PlainGate, tanh_gelu
-from quire.ops.gpu.expert_sides import Side, apart, sides_of
-from quire.ops.gpu.expert_weights import WeightLayout, arrays_of, form_of, load_rows, load_scales, load_weights
+from quire.ops.gpu.expert_weights import (
+    Side,
+    WeightLayout,
+    apart,
+    arrays_of,
+    layout_of,
+    load_rows,
+    load_scales,
+    load_weights,
+    sides_of,
+)
 from quire.ops.gpu.four_bit_steps import add_step, result
 from quire.ops.gpu.tiles import array, least_dot, power_of_two, product, whole
 from quire.ops.weights.experts import Gate
@@ -49,8 +58,8 @@ class ExpertBlocks(NamedTuple):
         return self.is_of_steps or self.rows < COLUMNS
 
 
-def blocks_of(expert: jax.Array, num_experts: int, outputs: int, form: WeightLayout, *, gated: bool) -> ExpertBlocks:
-    """The blocks for a weight of this form; `outputs` after the gate."""
+def blocks_of(expert: jax.Array, num_experts: int, outputs: int, layout: WeightLayout, *, gated: bool) -> ExpertBlocks:
+    """The blocks for a weight of this layout; `outputs` after the gate."""
     tokens, chosen = expert.shape
     parts = 2 if gated else 1
     if tokens <= FEW_TOKENS:
@@ -62,18 +71,18 @@ def blocks_of(expert: jax.Array, num_experts: int, outputs: int, form: WeightLay
     columns = COLUMNS * (2 if rows >= COLUMNS and tokens > FEW_TOKENS else 1) // parts
     while columns > 2 * LEAST // parts and used * outputs / columns < PROGRAMS:
         columns //= 2
-    if jnp.dtype(form.dtype).itemsize > 2:  # without tensor cores
+    if jnp.dtype(layout.dtype).itemsize > 2:  # without tensor cores
         return ExpertBlocks(min(rows, 32) if tokens > FEW_TOKENS else rows, min(columns, 32), 32, 4, 2)
-    if form.is_stepped:  # each warp has outputs of its own, so that none widens what another does
+    if layout.is_stepped:  # each warp has outputs of its own, so that none widens what another does
         columns = columns if rows < COLUMNS else max(columns, COLUMNS)
         if tokens <= FEWEST_TOKENS and gated:
             return ExpertBlocks(rows, COLUMNS, STEP, 4, 4, is_of_steps=True, joins_parts=True)
         return ExpertBlocks(rows, columns, STEP, min(4, columns // LEAST), 4 if rows < COLUMNS else 3, is_of_steps=True)
-    if tokens <= FEWEST_TOKENS and form.group is None:  # most may be padding, so that few programs have work
-        return ExpertBlocks(rows, columns, 64, 2 if gated else 4, 6 if gated or form.inputs > FEW_INPUTS else 4)
+    if tokens <= FEWEST_TOKENS and layout.group is None:  # most may be padding, so that few programs have work
+        return ExpertBlocks(rows, columns, 64, 2 if gated else 4, 6 if gated or layout.inputs > FEW_INPUTS else 4)
     is_large = rows * columns * parts >= MAX_ROWS * MAX_ROWS
-    block = (128 if rows < COLUMNS else 64) * form.steps
-    while block > 32 and not form.is_paired and (form.inputs % block or not form.fits(block)):
+    block = (128 if rows < COLUMNS else 64) * layout.steps
+    while block > 32 and not layout.is_paired and (layout.inputs % block or not layout.fits(block)):
         block //= 2
     return ExpertBlocks(rows, columns, block, 8 if is_large else 4, 3 if is_large else 4)
 
@@ -89,15 +98,15 @@ def expert_product(
     interpret: bool = False,
 ) -> jax.Array | None:
     """An `ExpertProduct` for one NVIDIA GPU."""
-    if (form := form_of(x, weight, interpret)) is None or not compiles(gate):
+    if (layout := layout_of(x, weight, interpret)) is None or not compiles(gate):
         return None
     tokens, chosen = expert.shape
     parts = 1 if gate is None else 2
-    matrices = arrays_of(form, weight.rounded_visits(x, expert), weight, parts)
+    matrices = arrays_of(layout, weight.rounded_visits(x, expert), weight, parts)
     num_experts = len(matrices[1])
     outputs = prod(weight.shape[1:-1]) // parts
     if blocks is None:
-        blocks = blocks_of(expert, num_experts, outputs, form, gated=gate is not None)
+        blocks = blocks_of(expert, num_experts, outputs, layout, gated=gate is not None)
     if tokens <= FEW_TOKENS:
         find: Any = _rows_of_few
         places: tuple[jax.Array, ...] = (expert,)
@@ -108,20 +117,20 @@ def expert_product(
         num_tiles = len(places[1])
     biases = () if bias is None else (bias.reshape(num_experts, parts, outputs),)
     operands = (*matrices, *biases, *places)
-    out = array((tokens, chosen, outputs), jnp.float32 if gate is None else x.dtype)
-    found: jax.Array = pl.pallas_call(
+    out_shape = array((tokens, chosen, outputs), jnp.float32 if gate is None else x.dtype)
+    out: jax.Array = pl.pallas_call(
         partial(
-            _kernel, blocks, form, gate, len(matrices), len(biases), partial(find, blocks.rows, num_experts, chosen)
+            _kernel, blocks, layout, gate, len(matrices), len(biases), partial(find, blocks.rows, num_experts, chosen)
         ),
         grid=(-(-outputs // blocks.columns), num_tiles),
         in_specs=[whole(operand) for operand in operands],
-        out_specs=whole(out),
-        out_shape=out,
+        out_specs=whole(out_shape),
+        out_shape=out_shape,
         compiler_params=plgpu.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
         interpret=interpret,
         name="expert_product",
     )(*operands)
-    return found
+    return out
 
 
 def compiles(gate: Gate | None) -> bool:
@@ -210,7 +219,7 @@ def _rows_of_tile(
 
 def _kernel(
     blocks: ExpertBlocks,
-    form: WeightLayout,
+    layout: WeightLayout,
     gate: Gate | None,
     num_matrices: int,
     num_biases: int,
@@ -226,8 +235,8 @@ def _kernel(
         parts, outputs = 1 if gate is None else 2, out_ref.shape[2]
         is_output = None if outputs % blocks.columns == 0 else column < outputs
         sides = sides_of(first, blocks.columns, outputs, parts, joins=parts > 1 and blocks.joins_parts)
-        add_up = _sums_of_steps if form.is_stepped else _sums
-        sums = apart(add_up(blocks, form, sides, rows, x_ref, weight_refs), parts)
+        add_up = _sums_of_steps if layout.is_stepped else _sums
+        sums = apart(add_up(blocks, layout, sides, rows, x_ref, weight_refs), parts)
         for part, bias_ref in pairs(range(parts), others[:num_biases]):
             where = bias_ref.at[rows.expert, part, column]
             bias = plgpu.load(where) if is_output is None else plgpu.load(where, mask=is_output, other=0.0)
@@ -235,7 +244,7 @@ def _kernel(
         if gate is None:
             (out,) = sums
         else:  # of numbers that are rounded as those that are written in between
-            out = gate(*(part.astype(form.dtype).astype(jnp.float32) for part in sums))
+            out = gate(*(part.astype(layout.dtype).astype(jnp.float32) for part in sums))
         _store(blocks, rows, column, is_output, out, out_ref)
 
     if x_ref.shape[0] == 1:  # a token visits all that it chooses
@@ -245,60 +254,60 @@ def _kernel(
 
 
 def _sums(
-    blocks: ExpertBlocks, form: WeightLayout, sides: list[Side], rows: _Rows, x_ref: Any, weight_refs: Any
+    blocks: ExpertBlocks, layout: WeightLayout, sides: list[Side], rows: _Rows, x_ref: Any, weight_refs: Any
 ) -> list[jax.Array]:
     """The products of a tile with each side: [rows, outputs], or turned."""
     width = weight_refs[0].shape[3]
-    size = blocks.inputs // form.steps
+    size = blocks.inputs // layout.steps
     choice = jnp.minimum(rows.choice, x_ref.shape[1] - 1)  # rows may be the same for all choices
 
     def scaled(sums: list[jax.Array], first: Any) -> list[jax.Array]:
         wheres = [(rows.expert, side.part, side.column) for side in sides]
         scales = [
-            load_scales(form, weight_refs, where, first, side.is_output)
+            load_scales(layout, weight_refs, where, first, side.is_output)
             for where, side in zip(wheres, sides, strict=True)
         ]
-        return [one if by is None else one * _by_column(blocks, by) for one, by in zip(sums, scales, strict=True)]
+        return [total if by is None else total * _by_column(blocks, by) for total, by in zip(sums, scales, strict=True)]
 
     def add(index: Any, sums: list[jax.Array]) -> list[jax.Array]:
         at = index * size + jnp.arange(size)
         real = None if width % size == 0 else (at < width)[None, :]
         x_mask = rows.is_there[:, None] if real is None else rows.is_there[:, None] & real
         x_mask = jnp.broadcast_to(x_mask, (blocks.rows, size))
-        some = load_rows(form, x_ref.at[rows.token[:, None], choice[:, None], at[None, :]], x_mask)
-        found = []
+        some = load_rows(layout, x_ref.at[rows.token[:, None], choice[:, None], at[None, :]], x_mask)
+        added = []
         for side, sums_before in zip(sides, sums, strict=True):
             is_output = side.is_output
             mask = real if is_output is None else is_output[:, None] if real is None else is_output[:, None] & real
             mask = None if mask is None else jnp.broadcast_to(mask, (side.num_outputs, size))
             where = rows.expert, side.part, side.column
-            total = jnp.zeros_like(sums_before) if form.scales_blocks else sums_before
-            for pair in zip(load_weights(form, weight_refs, where, index * size, size, mask), some, strict=True):
+            total = jnp.zeros_like(sums_before) if layout.scales_blocks else sums_before
+            for pair in zip(load_weights(layout, weight_refs, where, index * size, size, mask), some, strict=True):
                 total = total + product(*(pair if blocks.is_turned else pair[::-1]), 1)
-            found.append(total)
-        if not form.scales_blocks:
-            return found
-        return [total + one for total, one in zip(sums, scaled(found, index * blocks.inputs), strict=True)]
+            added.append(total)
+        if not layout.scales_blocks:
+            return added
+        return list(map(jnp.add, sums, scaled(added, index * blocks.inputs)))
 
     def shape(side: Side) -> tuple[int, int]:
         return (side.num_outputs, blocks.rows) if blocks.is_turned else (blocks.rows, side.num_outputs)
 
     sums = [jnp.zeros(shape(side), jnp.float32) for side in sides]
     sums = list(jax.lax.fori_loop(0, -(-width // size), add, sums))
-    return scaled(sums, 0) if form.is_scaled_once else sums
+    return scaled(sums, 0) if layout.is_scaled_once else sums
 
 
 def _sums_of_steps(
-    blocks: ExpertBlocks, form: WeightLayout, sides: list[Side], rows: _Rows, x_ref: Any, weight_refs: Any
+    blocks: ExpertBlocks, layout: WeightLayout, sides: list[Side], rows: _Rows, x_ref: Any, weight_refs: Any
 ) -> list[jax.Array]:
     """The same, turned, with the arrays of `FourBitExperts`."""
     choice = jnp.minimum(rows.choice, x_ref.shape[1] - 1)
     where, refs = (rows.expert, rows.token, choice, rows.is_there), (x_ref, *weight_refs)
-    own: Any = {"sides": sides, "refs": refs, "exact": form.is_interpreted}
+    own: Any = {"sides": sides, "refs": refs, "exact": layout.is_interpreted}
     sums = [jnp.zeros((side.num_outputs, blocks.rows), jnp.float32) for side in sides]
     num_steps = weight_refs[0].shape[2]
     sums = list(jax.lax.fori_loop(0, num_steps, partial(add_step, where=where, **own), sums))
-    return result(sums, form.dtype, form.is_interpreted)
+    return result(sums, layout.dtype, layout.is_interpreted)
 
 
 def _by_column(blocks: ExpertBlocks, numbers: jax.Array) -> jax.Array:
@@ -306,7 +315,7 @@ def _by_column(blocks: ExpertBlocks, numbers: jax.Array) -> jax.Array:
 
 
 def _store(
-    blocks: ExpertBlocks, rows: _Rows, column: jax.Array, is_output: jax.Array | None, found: jax.Array, out_ref: Any
+    blocks: ExpertBlocks, rows: _Rows, column: jax.Array, is_output: jax.Array | None, sums: jax.Array, out_ref: Any
 ) -> None:
     def across(of_rows: jax.Array, of_columns: jax.Array) -> tuple[jax.Array, jax.Array]:
         if blocks.is_turned:
@@ -316,5 +325,5 @@ def _store(
     token, outputs = across(rows.token, column)
     choice, _ = across(rows.choice, column)
     mask, within = across(rows.is_there, jnp.ones(blocks.columns, bool) if is_output is None else is_output)
-    mask = jnp.broadcast_to(mask & within, found.shape)
-    plgpu.store(out_ref.at[token, choice, outputs], found.astype(out_ref.dtype), mask=mask)
+    mask = jnp.broadcast_to(mask & within, sums.shape)
+    plgpu.store(out_ref.at[token, choice, outputs], sums.astype(out_ref.dtype), mask=mask)

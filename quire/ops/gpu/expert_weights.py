@@ -74,53 +74,53 @@ class WeightLayout(NamedTuple):
         return not self.scales_blocks or self.group is None or self.group % block == 0
 
 
-def form_of(x: jax.Array, weight: Any, interpret: bool = False) -> WeightLayout | None:
+def layout_of(x: jax.Array, weight: Any, interpret: bool = False) -> WeightLayout | None:
     """None for weights that the kernel does not read."""
     inputs = weight.shape[-1]
     if isinstance(weight, FourBitExperts):
-        form = WeightLayout(x.dtype, inputs, FOUR_BIT_GROUP, is_stepped=True, is_interpreted=interpret)
-        return form if x.dtype.itemsize == 2 else None
+        layout = WeightLayout(x.dtype, inputs, FOUR_BIT_GROUP, is_stepped=True, is_interpreted=interpret)
+        return layout if x.dtype.itemsize == 2 else None
     if not isinstance(weight, Coded):
         is_alike = isinstance(weight, PlainWeight) and weight.values.dtype == x.dtype
         return WeightLayout(x.dtype, inputs) if is_alike else None
     if weight.zeros is not None or weight.index is not None:
         return None
     if weight.bits == 8:
-        form = WeightLayout(x.dtype, inputs, inputs if weight.scales.shape[-1] == 1 else weight.group)
-        return form if form.fits(FOUR_BIT_GROUP) and weight.scales.dtype != jnp.uint8 else None
+        layout = WeightLayout(x.dtype, inputs, inputs if weight.scales.shape[-1] == 1 else weight.group)
+        return layout if layout.fits(FOUR_BIT_GROUP) and weight.scales.dtype != jnp.uint8 else None
     is_mxfp4 = weight.scales.dtype == jnp.uint8 and weight.group == FOUR_BIT_GROUP and inputs % FOUR_BIT_GROUP == 0
-    form = WeightLayout(x.dtype, inputs, weight.group, is_paired=True, is_interpreted=interpret)
-    return form if is_mxfp4 and x.dtype.itemsize == 2 else None
+    layout = WeightLayout(x.dtype, inputs, weight.group, is_paired=True, is_interpreted=interpret)
+    return layout if is_mxfp4 and x.dtype.itemsize == 2 else None
 
 
-def arrays_of(form: WeightLayout, x: jax.Array, weight: Any, parts: int) -> tuple[jax.Array, ...]:
+def arrays_of(layout: WeightLayout, x: jax.Array, weight: Any, parts: int) -> tuple[jax.Array, ...]:
     """x, the matrices [e, parts, outputs, inputs or their pairs], and their scales, if any, [e, parts, outputs, g];
     or the arrays of `FourBitExperts`."""
     if isinstance(weight, FourBitExperts):
         return x, weight.codes, weight.factors
     if isinstance(weight, PlainWeight):
-        return x, weight.values.reshape(weight.shape[0], parts, -1, form.inputs)
-    if form.is_paired:
+        return x, weight.values.reshape(weight.shape[0], parts, -1, layout.inputs)
+    if layout.is_paired:
         x = jax.lax.bitcast_convert_type(x.reshape(*x.shape[:-1], -1, PAIR), jnp.int32)
     lead = weight.shape[0], parts, -1
     return (
         x,
-        weight.codes.reshape(*lead, form.inputs // form.steps),
+        weight.codes.reshape(*lead, layout.inputs // layout.steps),
         weight.scales.reshape(*lead, weight.scales.shape[-1]),
     )
 
 
-def load_rows(form: WeightLayout, where: Any, mask: jax.Array) -> list[jax.Array]:
-    """The blocks [rows, inputs] of activations, one for each place of an element."""
-    found = plgpu.load(where, mask=mask, other=0 if form.is_paired else 0.0)
-    if not form.is_paired:
-        return [found]
-    halves = (found & 0xFFFF, jax.lax.shift_right_logical(found, 16))
-    return [jax.lax.bitcast_convert_type(half.astype(jnp.int16), form.dtype) for half in halves]
+def load_rows(layout: WeightLayout, where: Any, mask: jax.Array) -> list[jax.Array]:
+    """The blocks [rows, inputs] of activations, a block for each place of an element."""
+    loaded = plgpu.load(where, mask=mask, other=0 if layout.is_paired else 0.0)
+    if not layout.is_paired:
+        return [loaded]
+    halves = (loaded & 0xFFFF, jax.lax.shift_right_logical(loaded, 16))
+    return [jax.lax.bitcast_convert_type(half.astype(jnp.int16), layout.dtype) for half in halves]
 
 
 def load_weights(
-    form: WeightLayout, refs: Any, where: tuple[Any, ...], first: Any, size: int, mask: jax.Array | None
+    layout: WeightLayout, refs: Any, where: tuple[Any, ...], first: Any, size: int, mask: jax.Array | None
 ) -> list[jax.Array]:
     """The blocks [outputs, inputs] that those of `load_rows` meet, of `size` elements from `first` on.
 
@@ -130,9 +130,9 @@ def load_weights(
     part = part[:, None] if isinstance(part, jax.Array) else part
     ref = refs[0].at[expert, part, column, (first + jnp.arange(size))[None, :]]
     is_integer = jnp.issubdtype(refs[0].dtype, jnp.integer)
-    found = plgpu.load(ref) if mask is None else plgpu.load(ref, mask=mask, other=0 if is_integer else 0.0)
-    if not form.is_paired:
-        return [found.astype(form.dtype)]
+    loaded = plgpu.load(ref) if mask is None else plgpu.load(ref, mask=mask, other=0 if is_integer else 0.0)
+    if not layout.is_paired:
+        return [loaded.astype(layout.dtype)]
     # An exponent is read once, and then there for all bytes of its group.
     each = FOUR_BIT_GROUP // PAIR
     outputs, groups = len(column), size // each
@@ -140,27 +140,62 @@ def load_weights(
     there = jnp.broadcast_to((group < refs[1].shape[3]) & (column < refs[1].shape[2]), (outputs, groups))
     exponents = plgpu.load(refs[1].at[expert, part, column, group], mask=there, other=0)
     return _four_bits(
-        form, found, jnp.broadcast_to(exponents[:, :, None], (outputs, groups, each)).reshape(found.shape)
+        layout, loaded, jnp.broadcast_to(exponents[:, :, None], (outputs, groups, each)).reshape(loaded.shape)
     )
 
 
-def _four_bits(form: WeightLayout, codes: jax.Array, exponents: jax.Array) -> list[jax.Array]:
+def _four_bits(layout: WeightLayout, codes: jax.Array, exponents: jax.Array) -> list[jax.Array]:
     """The numbers of the lower and of the higher halves of bytes."""
-    if form.is_interpreted or form.dtype != jnp.bfloat16:
+    if layout.is_interpreted or layout.dtype != jnp.bfloat16:
         factor, wide = float_scales(exponents), codes.astype(jnp.int32)
-        return [(four_bit_floats(code) * factor).astype(form.dtype) for code in (wide & 15, wide >> 4)]
-    like = [array(codes.shape, form.dtype)]
+        return [(four_bit_floats(code) * factor).astype(layout.dtype) for code in (wide & 15, wide >> 4)]
+    like = [array(codes.shape, layout.dtype)]
     given: Any = {"args": [codes, exponents], "constraints": "=&r,=&r,r,r", "pack": 4, "result_shape_dtypes": like}
     texts = (_WIDEN.replace("SHIFT", shift) for shift in ("0", "4"))
     return [plgpu.elementwise_inline_asm(text, **given)[0] for text in texts]
 
 
 def load_scales(
-    form: WeightLayout, refs: Any, where: tuple[Any, ...], first: Any, mask: Any | None
+    layout: WeightLayout, refs: Any, where: tuple[Any, ...], first: Any, mask: Any | None
 ) -> jax.Array | None:
     """The scales [outputs] of a product from input `first` on, where it is multiplied by them as a whole."""
-    if form.group is None or form.is_paired:
+    if layout.group is None or layout.is_paired:
         return None
     expert, part, column = where
-    ref = refs[1].at[expert, part, column, 0 if form.is_scaled_once else jax.lax.div(first, form.group)]
+    ref = refs[1].at[expert, part, column, 0 if layout.is_scaled_once else jax.lax.div(first, layout.group)]
     return (plgpu.load(ref) if mask is None else plgpu.load(ref, mask=mask, other=0.0)).astype(jnp.float32)
+
+
+class Side(NamedTuple):
+    """The outputs of a block: those of one part, or of gates and ups together."""
+
+    part: Any  # a number, or one for each output: int32 [o]
+    column: jax.Array  # int32 [o]: of its part
+    is_output: jax.Array | None  # bool [o]; None: all are
+    row: jax.Array  # int32 [o]: of all parts after each other
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.column)
+
+
+def sides_of(first: Any, columns: int, outputs: int, parts: int, *, joins: bool) -> list[Side]:
+    """The columns from `first` on of each part, apart or as one block, the parts after each other."""
+    if joins:
+        number = jnp.arange(parts * columns)
+        return [_side(jax.lax.div(number, columns), first + jax.lax.rem(number, columns), columns, outputs)]
+    return [_side(part, first + jnp.arange(columns), columns, outputs) for part in range(parts)]
+
+
+def _side(part: Any, column: jax.Array, columns: int, outputs: int) -> Side:
+    return Side(part, column, None if outputs % columns == 0 else column < outputs, part * outputs + column)
+
+
+def apart(sums: list[jax.Array], parts: int) -> list[jax.Array]:
+    """The sums [outputs, rows] of each part; of a joined block they are taken from it."""
+    if len(sums) == parts:
+        return sums
+    (joined,) = sums
+    both = joined.reshape(parts, -1, joined.shape[1])
+    number = jnp.arange(parts)[:, None, None]
+    return [jnp.where(number == part, both, 0.0).sum(axis=0) for part in range(parts)]

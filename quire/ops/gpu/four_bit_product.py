@@ -62,7 +62,6 @@ class FourBitBlocks(NamedTuple):
     splits: int  # programs that share the inputs of a block of outputs
     warps: int
     stages: int
-    together: int = 1  # steps of elements that are one of the loop
 
 
 def blocks_of(rows: int, outputs: int, steps: int) -> FourBitBlocks:
@@ -132,15 +131,10 @@ def _kernel(
                 sums = sums + total * _scales(factors, scale_dtype)[:, None]
         return sums
 
-    def add(index: Any, sums: jax.Array) -> jax.Array:
-        for one in range(blocks.together):
-            sums = add_step(index * blocks.together + one, sums)
-        return sums
-
-    steps = inputs // size // blocks.together
+    steps = inputs // size
     each = -(-steps // blocks.splits)
     first, end = split * each, jnp.minimum((split + 1) * each, steps)
-    sums = jax.lax.fori_loop(first, end, add, jnp.zeros((blocks.columns, blocks.rows), jnp.float32))
+    sums = jax.lax.fori_loop(first, end, add_step, jnp.zeros((blocks.columns, blocks.rows), jnp.float32))
     mask = (row < rows)[None, :] & (True if is_output is None else is_output[:, None])
     where = out_ref.at[split, row[None, :], column[:, None]]
     plgpu.store(where, sums, mask=jnp.broadcast_to(mask, sums.shape))
@@ -174,5 +168,5 @@ def _widened(elements: jax.Array, place: int, factors: jax.Array, dtype: Any, in
     for name, value in _TEXTS[dtype.name].items():
         text = text.replace(name, value)
     given: Any = {"args": [elements, offsets], "constraints": "=r,r,r", "pack": 2}
-    (found,) = plgpu.elementwise_inline_asm(text, result_shape_dtypes=[array(elements.shape, dtype)], **given)
-    return found
+    (numbers,) = plgpu.elementwise_inline_asm(text, result_shape_dtypes=[array(elements.shape, dtype)], **given)
+    return numbers

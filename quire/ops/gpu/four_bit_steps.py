@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import triton as plgpu
 
-from quire.ops.gpu.expert_sides import Side
+from quire.ops.gpu.expert_weights import Side
 from quire.ops.gpu.tiles import array, product
 from quire.ops.weights.coded import float_scales, four_bit_floats
 from quire.ops.weights.four_bit_experts import GROUP, PLACES, STEP, code_at
