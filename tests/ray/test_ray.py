@@ -127,7 +127,10 @@ def test_a_group_goes_on_when_one_of_its_members_is_killed(start):
         ({"max_batch_size": "many"}, "max_batch_size"),
         ({"min_replicas": 3}, "min_replicas"),
         ({"group_size": 2, "data_parallel": 2}, "data_parallel"),
-        ({"group_size": 2, "draft_model": "default"}, "draft_model is default; it does not go with group_size = 2"),
+        (
+            {"group_size": 2, "draft_model": "default", "speculate": 2},
+            "draft_model is default; it does not go with group_size = 2",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_by_name(given, named):
