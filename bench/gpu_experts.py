@@ -22,7 +22,7 @@ import numpy as np
 from quire.models.context import PlatformOps
 from quire.models.params import Param, ParamTree, Tensor
 from quire.models.parts.feed_forward import Experts
-from quire.ops.attention.attention import whole_sequence
+from quire.ops.attention.reference import whole_sequence
 from quire.ops.gates import SILU, ClampedGate
 from quire.ops.gpu.expert_product import expert_product
 from quire.ops.weights.activation_rounding import Rounding

@@ -32,12 +32,11 @@ from quire.models.params import Param, ParamTree
 from quire.models.parts.decoder import Decoder
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
-from quire.ops.attention.attention import Attend, whole_sequence
 from quire.ops.attention.heads import Heads, joined
+from quire.ops.attention.reference import Attend, whole_sequence
 from quire.ops.attention.spec import AttentionSpec
-from quire.ops.gpu.hopper.coded_prompts import LARGEST_WEIGHT
-from quire.ops.gpu.prompt_heads import CODE, EVERY, ROOM
-from quire.ops.pages import as_they_meet, coded, widened
+from quire.ops.gpu.hopper.coded_prompts import CODE, EVERY, LARGEST_WEIGHT, ROOM
+from quire.ops.pages import coded, spread_for_cache, widened
 from quire.ops.weights.rounded_rows import LARGEST_FLOAT8, LEAST_SCALE, RoundedRows, nearest_codes
 from quire.text.tokenizer import load_tokenizer
 
@@ -179,7 +178,7 @@ def by_output(model: Decoder, weights: ParamTree, kind: Kind) -> ParamTree:
 def with_cache(dtype: str, spec: AttentionSpec, heads: Heads, state: None) -> tuple[jax.Array, None]:
     """Attention within a sequence whose keys and values are rounded as a cache of this type rounds them."""
     q, k, v = heads.finished()
-    q, k = as_they_meet(q, k, jnp.dtype(dtype))
+    q, k = spread_for_cache(q, k, jnp.dtype(dtype))
     k, v = (widened(*coded(part, jnp.dtype(dtype)), part.dtype) for part in (k, v))
     return whole_sequence(spec, joined(q, k, v)._replace(sinks=heads.sinks), state)
 

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import jax
 
-from quire.ops.attention.attention import Attend
+from quire.ops.attention.reference import Attend
 from quire.ops.norms import PLAIN, Norms
 from quire.ops.recurrence import PLAIN as PLAIN_RECURRENT
 from quire.ops.recurrence import RecurrentOps

@@ -11,11 +11,10 @@ from quire.ops.attention.step_attention import PLAIN, Kernels, place
 from quire.ops.gpu.capability import TRITON, GpuCapability
 from quire.ops.native import library
 from quire.ops.native.adapter_product import add_products as native_adapter_product
+from quire.ops.native.attention import place_heads, tiled_attention
 from quire.ops.native.norms import NATIVE as NATIVE_NORMS
-from quire.ops.native.place_heads import place_heads
 from quire.ops.native.recurrence import NATIVE as NATIVE_RECURRENT
 from quire.ops.native.sampling import filter_cuts, highest
-from quire.ops.native.tiled_attention import tiled_attention
 from quire.ops.pages import CodedPages, KVWriteTargets, Pages
 from quire.ops.sampling_kernels import SamplingKernels
 from quire.ops.weights.four_bit_experts import FourBitExperts

@@ -43,12 +43,12 @@ def is_coded(dtype: Any) -> bool:
 
 
 def has_spread_keys(dtype: Any) -> bool:
-    """True if queries and keys are `spread` before they meet in pages of this dtype."""
+    """True if pages of this dtype keep keys `spread`; queries that read them are spread as well."""
     return str(dtype) in SPREAD
 
 
-def as_they_meet(q: jax.Array, k: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """Finished queries and keys as they meet in pages of this dtype."""
+def spread_for_cache(q: jax.Array, k: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Finished queries and keys, `spread` where pages of this dtype keep keys spread."""
     return (spread(q).astype(q.dtype), spread(k)) if has_spread_keys(dtype) else (q, k)
 
 

@@ -30,7 +30,7 @@ from quire.models.checkpoint import Quantize, load_weights
 from quire.models.context import NoStates, PlatformOps, TokenContext
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
-from quire.ops.attention.attention import whole_sequence
+from quire.ops.attention.reference import whole_sequence
 from quire.request import FinishReason, Request
 from tests.compiling import QUICKLY
 from tests.models.cases import CASES

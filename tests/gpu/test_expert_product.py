@@ -12,7 +12,7 @@ import pytest
 from quire.models.context import PlatformOps
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
-from quire.ops.attention.attention import whole_sequence
+from quire.ops.attention.reference import whole_sequence
 from quire.ops.gates import ClampedGate, PlainGate
 from quire.ops.gpu.add_norm import add_visits_norm
 from quire.ops.gpu.expert_product import ExpertBlocks, expert_product, tiles_of

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.attention.heads import HeadNorm, Heads
-from quire.ops.attention.rotation import Rotation
+from quire.ops.attention.heads import HeadNorm, Heads, Rotation
 from quire.ops.attention.spec import AttentionSpec
 from quire.ops.gpu import fixed_order
 from quire.ops.gpu.add_norm import norm

@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.attention.heads import HeadNorm, Heads
+from quire.ops.attention.heads import HeadNorm, Heads, Rotation
 from quire.ops.attention.reference import causal_attention
-from quire.ops.attention.rotation import Rotation
 from quire.ops.attention.spec import AttentionSpec
 from quire.ops.attention.step_attention import place
 from quire.ops.attention.tiled_attention import tiled_attention

@@ -13,8 +13,8 @@ import pytest
 from quire.ops.attention.spec import AttentionSpec
 from quire.ops.attention.tiled_attention import tiled_attention
 from quire.ops.gpu import kernels as gpu_kernels
-from quire.ops.gpu.context_list import Cut
-from quire.ops.gpu.latent_attention import CUT, latent_attention
+from quire.ops.gpu.latent_attention import SPLIT, latent_attention
+from quire.ops.gpu.latent_parts import SplitPolicy
 from quire.ops.pages import PagedContext, Tiles
 from tests.gpu.test_kernels import INTERPRET, WIDTH, check, paged
 
@@ -33,8 +33,8 @@ def test_decodes_read_their_contexts(heads: int, dtype: str, page_size: int) -> 
     q, (keys, _), table, tiles = paged(spec, page_size, dtype, places, num_single=len(places))
     context = PagedContext(spec, (keys, keys), table, tiles)
     expected = tiled_attention(q, context)[..., :512]
-    for cut in (Cut(16, 12),) if INTERPRET else (Cut(16, 12), Cut(32, 264), CUT):
-        run = jax.jit(partial(latent_attention, cut=cut, interpret=INTERPRET))
+    for cut in (SplitPolicy(16, 12),) if INTERPRET else (SplitPolicy(16, 12), SplitPolicy(32, 264), SPLIT):
+        run = jax.jit(partial(latent_attention, split=cut, interpret=INTERPRET))
         check(run(q, context), expected, dtype)
 
 
@@ -51,8 +51,8 @@ def test_tiles_of_prefills_read_their_contexts_and_leave_the_decodes_before_them
     context = PagedContext(spec, (keys, keys), table, tiles)
     expected = tiled_attention(q, context)[:tokens, ..., :512]
     attend = partial(latent_attention, interpret=INTERPRET)
-    for cut in (Cut(64, 40),) if INTERPRET else (Cut(64, 40), CUT, Cut(64, 1)):
-        run = jax.jit(partial(gpu_kernels.latent_by, partial(attend, cut=cut)))
+    for cut in (SplitPolicy(64, 40),) if INTERPRET else (SplitPolicy(64, 40), SPLIT, SplitPolicy(64, 1)):
+        run = jax.jit(partial(gpu_kernels.latent_by, partial(attend, split=cut)))
         check(run(q, context)[:tokens], expected, dtype)
 
 

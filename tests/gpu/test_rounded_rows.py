@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.attention.heads import HeadNorm, Heads
-from quire.ops.attention.rotation import Rotation
+from quire.ops.attention.heads import HeadNorm, Heads, Rotation
 from quire.ops.attention.step_attention import place
 from quire.ops.gpu import rounded_rows
 from quire.ops.gpu.place_heads import place_heads

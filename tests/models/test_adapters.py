@@ -28,7 +28,7 @@ from quire.models.context import Adapters, NoStates, PlatformOps, TokenContext
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.models.registry import FAMILIES, build_model
-from quire.ops.attention.attention import whole_sequence
+from quire.ops.attention.reference import whole_sequence
 from quire.ops.weights.adapters import RoomyWeight
 from tests.models.adapter_files import Merged, modules_of, write_adapter
 from tests.models.cases import CASES, PROMPT_LENGTH, VOCAB_SIZE

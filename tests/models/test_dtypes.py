@@ -7,8 +7,8 @@ import pytest
 from quire.models.checkpoint import load_weights, map_params
 from quire.models.context import NoStates, PlatformOps, TokenContext
 from quire.models.registry import build_model
-from quire.ops.attention.attention import whole_sequence
 from quire.ops.attention.heads import Heads
+from quire.ops.attention.reference import whole_sequence
 from quire.ops.attention.spec import AttentionSpec
 from tests.models.cases import CASES
 from tests.models.tiny import NamedTensors, prompt, relative_error, whole_logits

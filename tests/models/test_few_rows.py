@@ -13,7 +13,7 @@ from quire.models.context import NoStates, PlatformOps, TokenContext
 from quire.models.parts.decoder import Decoder
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
-from quire.ops.attention.attention import whole_sequence
+from quire.ops.attention.reference import whole_sequence
 from quire.ops.weights.deferred import FewRows, FewRowsIn, NormalRows
 from quire.ops.weights.floats import NativeWeight, PlainWeight
 from quire.ops.weights.products import project

@@ -14,7 +14,7 @@ from quire.models.params import Param, ParamTree
 from quire.models.parts.feed_forward import Experts, SharedExperts
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
-from quire.ops.attention.attention import whole_sequence
+from quire.ops.attention.reference import whole_sequence
 from quire.ops.native import int8_product
 from quire.ops.weights.int8 import Grouped, Packed
 from tests.models.cases import CASES

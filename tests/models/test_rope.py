@@ -9,7 +9,7 @@ import pytest
 from quire.models.fields import Fields
 from quire.models.parts.rope import DynamicRope, LongRope, Rope, read_rope
 from quire.models.registry import build_model
-from quire.ops.attention.rotation import Rotation, rotate
+from quire.ops.attention.heads import Rotation, rotate
 from tests.models.cases import CASES
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 64}

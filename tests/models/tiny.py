@@ -15,8 +15,8 @@ from quire.models.checkpoint import leaves
 from quire.models.context import NoStates, PlatformOps, TokenContext
 from quire.models.model import Model
 from quire.models.params import ParamTree
-from quire.ops.attention.attention import whole_sequence
 from quire.ops.attention.heads import Heads
+from quire.ops.attention.reference import whole_sequence
 from quire.ops.attention.spec import AttentionSpec
 from quire.ops.attention.step_attention import PLAIN, step_attention
 from quire.ops.layer_spec import LayerState

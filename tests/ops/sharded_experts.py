@@ -13,7 +13,7 @@ from quire.models.params import Param, Tensor
 from quire.models.parts.feed_forward import Experts
 from quire.models.parts.projection import router
 from quire.models.parts.routing import SoftmaxRouter
-from quire.ops.attention.attention import whole_sequence
+from quire.ops.attention.reference import whole_sequence
 from quire.ops.gates import ClampedGate
 from quire.ops.gpu.expert_product import expert_product
 from quire.ops.sharding import tensor_mesh

@@ -10,14 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from quire.ops.attention.heads import HeadNorm, Heads
-from quire.ops.attention.rotation import Rotation
+from quire.ops.attention.heads import HeadNorm, Heads, Rotation
 from quire.ops.attention.sharded import sharded
 from quire.ops.attention.spec import AttentionSpec
 from quire.ops.attention.step_attention import PLAIN, Kernels, step_attention
-from quire.ops.gpu.context_list import Cut
 from quire.ops.gpu.kernels import latent_by
 from quire.ops.gpu.latent_attention import latent_attention
+from quire.ops.gpu.latent_parts import SplitPolicy
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.recurrence import recur_single
 from quire.ops.gpu.token_draws import draw_tokens
@@ -126,7 +125,7 @@ def check_latents(mesh: Mesh) -> None:
     chance, spec = np.random.default_rng(3), AttentionSpec(8, group=2, head_dim=12, scale=0.4, value_dim=8)
     q, keys = (jnp.asarray(chance.standard_normal(shape), jnp.float32) for shape in ((6, 8, 2, 12), (13, 4, 8, 12)))
     tiles = Tiles(*(jnp.asarray(values, jnp.int32) for values in ([1, 0], [13, 4], [1, 5], [0, 1])), num_single=1)
-    attend = partial(latent_by, partial(latent_attention, interpret=True, cut=Cut(4, 8)))
+    attend = partial(latent_by, partial(latent_attention, interpret=True, split=SplitPolicy(4, 8)))
     kernels = sharded(PLAIN._replace(attend_latent=attend), mesh)
     context = PagedContext(spec, (keys, keys), TABLE, tiles)
     found = jax.jit(kernels.attend_latent)(q, context)

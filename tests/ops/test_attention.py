@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.attention.attention import whole_sequence
 from quire.ops.attention.heads import joined
+from quire.ops.attention.reference import whole_sequence
 from quire.ops.attention.spec import AttentionSpec
 from quire.ops.attention.step_attention import place
 from quire.ops.pages import write_targets

@@ -9,9 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from quire.ops.attention.attention import whole_sequence
-from quire.ops.attention.heads import HeadNorm, Heads, joined
-from quire.ops.attention.rotation import Rotation
+from quire.ops.attention.heads import HeadNorm, Heads, Rotation, joined
+from quire.ops.attention.reference import whole_sequence
 from quire.ops.attention.spec import AttentionSpec
 from quire.ops.attention.step_attention import PLAIN, Kernels, step_attention
 from quire.ops.gpu.decode_attention import Tiling, decode_attention

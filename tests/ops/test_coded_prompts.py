@@ -5,13 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.attention.heads import HeadNorm, Heads
+from quire.ops.attention.heads import HeadNorm, Heads, Rotation
 from quire.ops.attention.reference import causal_attention
-from quire.ops.attention.rotation import Rotation
 from quire.ops.attention.spec import AttentionSpec
 from quire.ops.attention.step_attention import place
-from quire.ops.gpu.hopper.coded_prompts import LEAST_TOKENS, attend_to_prompt, fits
-from quire.ops.gpu.prompt_heads import EVERY, PromptCodes, place_prompt
+from quire.ops.gpu.hopper.coded_prompts import EVERY, LEAST_TOKENS, PromptCodes, attend_to_prompt, fits, place_prompt
 from quire.ops.pages import CodedPages, KVWriteTargets
 from quire.ops.weights.rounded_rows import ScaledSums
 

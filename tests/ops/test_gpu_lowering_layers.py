@@ -13,7 +13,7 @@ from quire.models.context import NoStates, PlatformOps, TokenContext
 from quire.models.formats.channel_weights import Kind, channel_like
 from quire.models.params import Param
 from quire.models.registry import build_model
-from quire.ops.attention.attention import whole_sequence
+from quire.ops.attention.reference import whole_sequence
 from quire.ops.kernels import gpu_form, kernels_for
 from tests.gpu.hopper import ON_HOPPER
 from tests.ops.test_gpu_lowering import on_an_h200

@@ -15,7 +15,7 @@ from quire.models.parts.feed_forward import ACTIVATIONS
 from quire.models.parts.norm import RMSNorm
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
-from quire.ops.attention.attention import whole_sequence
+from quire.ops.attention.reference import whole_sequence
 from quire.ops.expert_choice import Shares
 from quire.ops.gates import ClampedGate, PlainGate
 from quire.ops.gpu.adapter_product import add_products

@@ -15,9 +15,9 @@ from quire.ops.attention.spec import AttentionSpec
 from quire.ops.attention.tiled_attention import tiled_attention
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.capability import GpuCapability
-from quire.ops.gpu.context_list import ContextList, Cut, context_list, whole_contexts
 from quire.ops.gpu.kernels import GPU
-from quire.ops.gpu.latent_attention import CUT, FEW, IN_LITTLE_MEMORY, MANY, Tiling, latent_attention, tiling_of
+from quire.ops.gpu.latent_attention import FEW, IN_LITTLE_MEMORY, MANY, SPLIT, Tiling, latent_attention, tiling_of
+from quire.ops.gpu.latent_parts import ContextList, SplitPolicy, context_list, whole_contexts
 from quire.ops.kernels import kernels_for
 from quire.ops.pages import PagedContext
 from tests.gpu.test_kernels import check, paged
@@ -31,7 +31,7 @@ TILINGS = {
     "slabs of more rows": SMALL._replace(slab=16, rows=32),
     "wide blocks": Tiling(64, 64, 4, 1),
 }
-CUTS = {"by load": Cut(16, 12), "whole": Cut(1000, 1), "few parts": Cut(32, 4)}
+CUTS = {"by load": SplitPolicy(16, 12), "whole": SplitPolicy(1000, 1), "few parts": SplitPolicy(32, 4)}
 
 
 def spec_of(name: str) -> AttentionSpec:
@@ -46,10 +46,10 @@ compiled_list = jax.jit(context_list, static_argnums=(1, 2))
 
 
 @cache
-def compiled(tiling: Tiling, of_decodes: Cut, of_prefills: Cut) -> Any:
+def compiled(tiling: Tiling, of_decodes: SplitPolicy, of_prefills: SplitPolicy) -> Any:
     def attend(q: jax.Array, context: PagedContext, out: jax.Array | None) -> jax.Array:
         cut = of_decodes if out is None else of_prefills  # there is a result already: that of the decodes
-        return latent_attention(q, context, out, tiling=tiling, cut=cut, interpret=True)
+        return latent_attention(q, context, out, tiling=tiling, split=cut, interpret=True)
 
     return jax.jit(partial(gpu_kernels.latent_by, attend))
 
@@ -59,7 +59,7 @@ def compare(
     places: list[tuple[int, int]],
     num_single: int,
     tiling: Tiling,
-    cuts: tuple[Cut, Cut] = (CUT, CUT),
+    cuts: tuple[SplitPolicy, SplitPolicy] = (SPLIT, SPLIT),
     **kind: Any,
 ) -> Any:
     """The result, which is that of the plain kernel."""
@@ -108,13 +108,13 @@ def test_decodes_read_their_contexts_and_prefills_behind_them_theirs(
 def test_steps_without_decodes_or_without_contexts_are_computed() -> None:
     kind: dict[str, Any] = {"page_size": 16, "dtype": "float32"}
     compare(spec_of("odd"), [(0, 9), (40, 32)], 0, SMALL, **kind)
-    cuts = Cut(16, 4), CUT
+    cuts = SplitPolicy(16, 4), SPLIT
     compare(spec_of("odd"), [(0, 1), (100, 1)], 2, SMALL, cuts, **kind)
     out = compare(spec_of("odd"), [(0, 0), (0, 0)], 2, SMALL, cuts, **kind)
     assert (out == 0).all()
 
 
-def cut_up(lengths: list[int], block: int, cut: Cut) -> ContextList:
+def cut_up(lengths: list[int], block: int, cut: SplitPolicy) -> ContextList:
     return jax.tree.map(np.asarray, compiled_list(jnp.asarray(lengths, jnp.int32), block, cut))
 
 
@@ -125,7 +125,7 @@ def cut_up(lengths: list[int], block: int, cut: Cut) -> ContextList:
     programs=st.sampled_from([1, 3, 40]),
 )
 def test_parts_cover_each_context_once(lengths: list[int], least: int, programs: int) -> None:
-    listed = cut_up(lengths, 16, Cut(least, programs))
+    listed = cut_up(lengths, 16, SplitPolicy(least, programs))
     places: list[int] = []
     for run, length in enumerate(lengths):
         those = [at for at in range(len(listed.runs)) if listed.runs[at] == run and listed.ends[at] > listed.begins[at]]
@@ -142,11 +142,11 @@ def test_parts_cover_each_context_once(lengths: list[int], least: int, programs:
 
 
 def test_few_contexts_are_cut_for_all_programs_and_many_for_none() -> None:
-    one = cut_up([64_000, 0, 0], 32, Cut(128, 264))
+    one = cut_up([64_000, 0, 0], 32, SplitPolicy(128, 264))
     assert 200 <= int(one.counts[0]) <= 264
-    alike = cut_up([64_000] * 32, 32, Cut(128, 264))
+    alike = cut_up([64_000] * 32, 32, SplitPolicy(128, 264))
     assert set(alike.counts.tolist()) == {8}
-    many = cut_up([64_000] * 1000, 32, Cut(128, 264))
+    many = cut_up([64_000] * 1000, 32, SplitPolicy(128, 264))
     assert int(many.counts.max()) == 1
     assert int(whole_contexts(jnp.asarray([5, 0], jnp.int32)).counts.sum()) == 1
 

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.attention.heads import HeadNorm, Heads
-from quire.ops.attention.rotation import Rotation
+from quire.ops.attention.heads import HeadNorm, Heads, Rotation
 from quire.ops.attention.step_attention import place
 from quire.ops.kernels import native_place
 from quire.ops.native import library

@@ -18,7 +18,7 @@ from quire.ops import norms
 from quire.ops.attention.spec import AttentionSpec
 from quire.ops.native import float_product, library
 from quire.ops.native import norms as native_norms
-from quire.ops.native.tiled_attention import tiled_attention
+from quire.ops.native.attention import tiled_attention
 from quire.ops.pages import PagedContext, Tiles
 from tests.compiling import AS_SERVED
 

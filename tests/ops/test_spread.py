@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from quire.ops.attention.spread import MOST, run_of, signs, spread
-from quire.ops.pages import as_they_meet, coded, widened
+from quire.ops.pages import coded, spread_for_cache, widened
 
 SIZES = (8, 24, 64, 80, 96, 128, 192, 256)
-turned = jax.jit(partial(as_they_meet, dtype="int8"))
+turned = jax.jit(partial(spread_for_cache, dtype="int8"))
 rounded = jax.jit(lambda k: widened(*coded(k, jnp.dtype("int8")), "float32"))
 
 
@@ -51,7 +51,7 @@ def test_products_of_queries_and_keys_stay(size: int) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
 def test_other_pages_get_heads_as_they_are(dtype: str) -> None:
     q, k = jnp.ones((1, 2, 3, 16)), jnp.ones((1, 2, 16))
-    found = as_they_meet(q, k, jnp.dtype(dtype))
+    found = spread_for_cache(q, k, jnp.dtype(dtype))
     assert found[0] is q
     assert found[1] is k
 

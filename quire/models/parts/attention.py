@@ -12,8 +12,7 @@ from quire.models.parts.norm import HeadNorms
 from quire.models.parts.projection import copy_keys
 from quire.models.parts.rope import Rope
 from quire.models.parts.temperature import QueryScale, QueryTemperature
-from quire.ops.attention.heads import Heads
-from quire.ops.attention.rotation import Rotation
+from quire.ops.attention.heads import Heads, Rotation
 from quire.ops.attention.spec import AttentionSpec
 from quire.ops.sharding import key_copies
 from quire.ops.weights.products import block_output, project_sums

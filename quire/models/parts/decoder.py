@@ -17,7 +17,7 @@ from quire.models.parts.mixer import Mixer
 from quire.models.parts.norm import Norm
 from quire.models.parts.rope import Rope
 from quire.models.parts.temperature import QueryTemperature
-from quire.ops.attention.rotation import Rotation
+from quire.ops.attention.heads import Rotation
 from quire.ops.layer_spec import LayerSpec
 from quire.ops.row_norms import add_and_normalise
 from quire.ops.weights.products import matmul

@@ -11,7 +11,7 @@ import numpy as np
 from quire.models.context import PlatformOps
 from quire.models.params import Array, Param, ParamTree, Tensor, params_of
 from quire.models.parts.norm import RMSNorm
-from quire.ops.attention.rotation import Rotation
+from quire.ops.attention.heads import Rotation
 from quire.ops.recurrence import Recurrence, RecurrentSpec
 from quire.ops.weights.products import matmul, project, project_sums
 from quire.ops.weights.rounded_rows import Rows, Sums

@@ -16,8 +16,7 @@ from quire.models.params import Array, Param, ParamTree, Tensor, params_of
 from quire.models.parts.norm import RMSNorm
 from quire.models.parts.projection import bias
 from quire.models.parts.rope import Rope
-from quire.ops.attention.heads import latent
-from quire.ops.attention.rotation import Rotation, rotate
+from quire.ops.attention.heads import Rotation, latent, rotate
 from quire.ops.attention.spec import AttentionSpec
 from quire.ops.sharding import key_copies
 from quire.ops.weights.products import project, project_sums

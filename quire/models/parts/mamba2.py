@@ -12,7 +12,7 @@ import numpy as np
 from quire.models.context import PlatformOps
 from quire.models.params import Array, Param, ParamTree, Tensor, params_of
 from quire.models.parts.norm import GroupedRMSNorm
-from quire.ops.attention.rotation import Rotation
+from quire.ops.attention.heads import Rotation
 from quire.ops.recurrence import Recurrence, RecurrentSpec
 from quire.ops.sharding import key_copies
 from quire.ops.weights.products import project, project_sums, rounded

@@ -15,7 +15,7 @@ import numpy as np
 
 from quire.models.field_ranges import LARGEST_INTEGER
 from quire.models.fields import Fields
-from quire.ops.attention.rotation import Rotation
+from quire.ops.attention.heads import Rotation
 
 Frequencies = np.ndarray[Any, np.dtype[np.float32]]
 

@@ -1,9 +1,14 @@
-"""Attention within one sequence in a few lines of jnp: the oracle for every other implementation."""
+"""Attention as models call it, and its reference: within one sequence, in a few lines of jnp."""
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from quire.ops.attention.heads import Heads
 from quire.ops.attention.spec import AttentionSpec
+from quire.ops.weights.rounded_rows import Rows, scaled
 
 # Below every score, yet finite: a row that sees nothing gets equal weights over values that are all zero, not NaN.
 MASKED = -1e30
@@ -34,3 +39,17 @@ def softcapped(spec: AttentionSpec, products: jax.Array) -> jax.Array:
     if spec.softcap is not None:
         scores = spec.softcap * jnp.tanh(scores / spec.softcap)
     return scores
+
+
+# attend(spec, heads, state) -> (out [t, k, g, h], state); the last axis is `value_dim` where the spec has one. Without
+# that, `out` may be rows [t, k * g * h] that have codes.
+Attend = Callable[[AttentionSpec, Heads, Any], tuple[Rows, Any]]
+
+
+def whole_sequence(spec: AttentionSpec, heads: Heads, state: None) -> tuple[jax.Array, None]:
+    """Attention within one sequence that is computed from its first token on, in one go; there is no state."""
+    if spec.value_dim is not None:
+        qk = scaled(heads.qkv)
+        q, k = qk[:, :, :-1], qk[:, :, -1]
+        return causal_attention(spec, q, k, k)[..., : spec.value_dim], state
+    return causal_attention(spec, *heads.finished(), heads.sinks), state

@@ -18,9 +18,9 @@ from quire.ops.pages import (
     PagedContext,
     Pages,
     Segments,
-    as_they_meet,
     put,
     read_tokens,
+    spread_for_cache,
     written,
 )
 from quire.ops.recurrence import PLAIN as PLAIN_RECURRENT
@@ -112,7 +112,7 @@ def _latent_attention(
 def place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[jax.Array, Pages]:
     """The queries, and the pages with keys and values written. Plain jnp."""
     q, k, v = heads.finished()
-    q, k = as_they_meet(q, k, pages[0].dtype)
+    q, k = spread_for_cache(q, k, pages[0].dtype)
     return q, written(pages, k, v, targets)
 
 

@@ -94,9 +94,9 @@ def decode_parts(
         operands += done.parts
         aliases = {len(operands) - 3 + index: 1 + index for index in range(3)}
         shapes[1:] = [array(one.shape, one.dtype) for one in done.parts]
-    form = _Form(tiling.block, part, len(pages), done is not None, work.num_packs, interpret)
+    constants = _Constants(tiling.block, part, len(pages), done is not None, work.num_packs, interpret)
     out, *parts = pl.pallas_call(
-        partial(_read_parts, spec, form),
+        partial(_read_parts, spec, constants),
         grid=(heads, max(1, min(count * MAX_PARTS, NUM_PROGRAMS // heads))),
         in_specs=[whole(operand) for operand in operands],
         out_specs=[whole(shape) for shape in shapes],
@@ -119,7 +119,7 @@ def _in_halves(q: Any, num_page_arrays: int) -> bool:
     return num_page_arrays > 2 and q.dtype != jnp.float32
 
 
-class _Form(NamedTuple):
+class _Constants(NamedTuple):
     """The part of the kernel that is the same whatever the numbers of a step."""
 
     block: int
@@ -208,7 +208,7 @@ class _Context(NamedTuple):
 
 def _read_parts(
     spec: AttentionSpec,
-    form: _Form,
+    constants: _Constants,
     table_ref: Any,
     slots_ref: Any,
     ends_ref: Any,
@@ -218,15 +218,15 @@ def _read_parts(
     q_ref: Any,
     *others: Any,
 ) -> None:
-    page_refs, beside = others[: form.num_page_arrays], others[form.num_page_arrays :]
+    page_refs, beside = others[: constants.num_page_arrays], others[constants.num_page_arrays :]
     sinks, beside = beside[: spec.has_sinks], beside[spec.has_sinks :]
-    shares = form.follows or form.num_packs > 0
+    shares = constants.follows or constants.num_packs > 0
     bases_ref, done_ref = beside[:2] if shares else (None, None)
     out_ref, outs, highest, totals = others[-4:]
     head, program, num_programs = pl.program_id(0), pl.program_id(1), pl.num_programs(1)
     _, _, group, size = q_ref.shape
-    in_halves = _in_halves(q_ref, form.num_page_arrays)
-    queries, width = _rows_of(q_ref, form.num_page_arrays), power_of_two(size)
+    in_halves = _in_halves(q_ref, constants.num_page_arrays)
+    queries, width = _rows_of(q_ref, constants.num_page_arrays), power_of_two(size)
     is_feature = jnp.arange(width) < size
     bounds = bounds_ref[...]  # of each entry's parts in the list
 
@@ -235,21 +235,21 @@ def _read_parts(
         entry = (bounds <= number).astype(jnp.int32).sum()
         before = jnp.where(bounds <= number, bounds, 0).max()
         done = 0 if done_ref is None else done_ref[entry]
-        is_whole = (bounds_ref[entry] - before + done == 1) & (entry >= form.num_packs)
-        is_first = (number == before) & (done == 0) if form.num_packs else number == before
+        is_whole = (bounds_ref[entry] - before + done == 1) & (entry >= constants.num_packs)
+        is_first = (number == before) & (done == 0) if constants.num_packs else number == before
         end, each = ends_ref[entry], each_ref[entry]
         begin = (first_ref[entry] + number - before) * each + (0 if bases_ref is None else bases_ref[entry])
         last = jnp.minimum(begin + each, end)
         token, query, is_query = entry, jnp.arange(queries), jnp.arange(queries) < group
-        if form.num_packs:
+        if constants.num_packs:
             token, query, is_query = _packed_rows(beside[2], entry, queries, group, outs.shape[1])
         real = is_query[:, None] & is_feature[None, :]
         at_query = token if token.ndim == 0 else token[:, None], head, query[:, None], jnp.arange(width)[None, :]
         q = plgpu.load(q_ref.at[at_query], mask=real, other=0.0)
         q = in_float16(q) if in_halves else q
         low = begin if spec.sees_all else jnp.maximum(begin, spec.first_seen(end - 1))
-        flags = form.is_aligned(spec), form.is_interpreted
-        context = _Context(table_ref, slots_ref[entry], head, low, last, form.block, page_refs[0].shape[1], *flags)
+        flags = constants.is_aligned(spec), constants.is_interpreted
+        context = _Context(table_ref, slots_ref[entry], head, low, last, constants.block, page_refs[0].shape[1], *flags)
 
         own_sinks = load_sinks(spec, sinks, head, query, is_first)
         softmax = context.softmax(spec, q, page_refs, is_feature, Softmax.begin(queries, width, own_sinks))

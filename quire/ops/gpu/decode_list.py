@@ -40,7 +40,7 @@ class DecodeList(NamedTuple):
         return [one for one in (self.bases, self.done, self.members) if one is not None]
 
 
-class Packs(NamedTuple):
+class SharedRowPacks(NamedTuple):
     """[n] packs of up to s tokens each, of t single tokens."""
 
     members: jax.Array  # [n, s]; -1 for none
@@ -87,7 +87,7 @@ def decode_list(
     )
 
 
-def packs_of(shared: SharedPrefixes, each: jax.Array, size: int) -> Packs:
+def packs_of(shared: SharedPrefixes, each: jax.Array, size: int) -> SharedRowPacks:
     """`each` [t]: positions of the parts of each token. Tokens with shorter parts than others of their tile are in no
     pack: they read all positions alone. TILE is a multiple of `size`."""
     of_tokens = jnp.where(shared.tokens >= 0, each[shared.tokens], 1)  # [m, TILE]
@@ -98,10 +98,12 @@ def packs_of(shared: SharedPrefixes, each: jax.Array, size: int) -> Packs:
     tile = jnp.maximum(shared.tile_of, 0)
     is_member = (shared.tile_of >= 0) & (each == of_tiles[tile])
     is_used = members.max(axis=1) >= 0
-    return Packs(members, slots, jnp.where(is_used, pack_ends, 0), of_packs, jnp.where(is_member, ends[tile], 0))
+    return SharedRowPacks(
+        members, slots, jnp.where(is_used, pack_ends, 0), of_packs, jnp.where(is_member, ends[tile], 0)
+    )
 
 
-def _members(packs: Packs, num_tokens: int, padding: int) -> jax.Array:
+def _members(packs: SharedRowPacks, num_tokens: int, padding: int) -> jax.Array:
     """The tokens of all entries."""
     alone = jnp.arange(num_tokens + padding, dtype=jnp.int32)[:, None]
     alone = jnp.pad(alone, ((0, 0), (0, packs.members.shape[1] - 1)), constant_values=-1)

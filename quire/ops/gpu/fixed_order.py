@@ -9,16 +9,15 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from quire.ops.attention.heads import Heads
 from quire.ops.attention.step_attention import PLAIN, Kernels
-from quire.ops.gpu import add_norm as sum_and_norm
+from quire.ops.gpu.add_norm import norm
 from quire.ops.gpu.decode_attention import OF_CODES, TILING, decode_attention
 from quire.ops.gpu.decode_list import PART
 from quire.ops.gpu.kernels import add_rms_norm, attend_by
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import EXACT, ONE_ORDER, Tiling, prefill_attention
 from quire.ops.norms import Norms
-from quire.ops.pages import KVWriteTargets, PagedContext, Pages
+from quire.ops.pages import PagedContext
 
 PLACED_TOKENS = 8  # of a program; no step has fewer
 
@@ -28,9 +27,7 @@ def tiling_of(dtype: jnp.dtype) -> Tiling:
     return EXACT if dtype == jnp.float32 else ONE_ORDER
 
 
-@jax.jit
-def place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[jax.Array, Pages]:
-    return place_heads(heads, pages, targets, block=PLACED_TOKENS)
+place = jax.jit(partial(place_heads, block=PLACED_TOKENS))
 
 
 def decode(q: jax.Array, context: PagedContext) -> jax.Array:
@@ -45,19 +42,15 @@ def prefill(q: jax.Array, context: PagedContext, out: jax.Array | None) -> jax.A
 attend = attend_by(decode, prefill)
 
 
-@partial(jax.jit, static_argnums=(2, 3))
-def rms_norm(x: jax.Array, weight: jax.Array, eps: float, offset: float = 0.0) -> jax.Array:
-    return sum_and_norm.norm(x, weight, eps, offset)
-
-
 def with_fixed_order(kernels: Kernels) -> Kernels:
     """The kernels of a GPU with those that have one order. Latent attention, recurrent layers, experts and adapters
     have none: what needs them is refused before."""
+    rms_norm = jax.jit(norm, static_argnums=(2, 3))
     norms = Norms(rms=rms_norm, add_rms=add_rms_norm)  # layer norms are XLA's
     return kernels._replace(
         place=place,
         attend=attend,
-        attend_fresh=PLAIN.attend_fresh,  # none: cuDNN need not add in the order of what goes on with a prompt
+        attend_fresh=PLAIN.attend_fresh,  # none: cuDNN's summation order differs from our prefill's
         prompt_in_codes=None,
         max_fresh_sequences=0,
         norms=norms,

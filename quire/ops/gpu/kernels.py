@@ -14,8 +14,7 @@ from quire.ops.attention.step_attention import Kernels
 from quire.ops.attention.tiled_attention import tiled_attention
 from quire.ops.expert_choice import Shares
 from quire.ops.expert_choice import choose as plainly_chosen
-from quire.ops.gpu import add_norm as sum_and_norm
-from quire.ops.gpu import expert_choice, rounded_rows
+from quire.ops.gpu import add_norm, expert_choice, rounded_rows
 from quire.ops.gpu.adapter_product import add_products
 from quire.ops.gpu.capability import GpuCapability
 from quire.ops.gpu.decode_attention import decode_attention, decode_parts
@@ -39,13 +38,11 @@ from quire.ops.gpu.token_draws import draw_tokens
 from quire.ops.norms import Norms
 from quire.ops.page_moves import PageMoves
 from quire.ops.pages import CodedPages, KVWriteTargets, PagedContext, Pages, Segments
-from quire.ops.recurrence import Recurrence, RecurrentKernels, recur_in_tiles
+from quire.ops.recurrence import RecurrentKernels, recur_in_tiles
 from quire.ops.recurrence import convolve as plainly_convolved
 from quire.ops.sampling_kernels import SamplingKernels
 from quire.ops.slot_access import SlotAccess
-from quire.ops.weights.adapters import Stack
 from quire.ops.weights.coded import Coded
-from quire.ops.weights.deferred import VisitSums
 from quire.ops.weights.experts import Gate, kernels_of
 from quire.ops.weights.rounded_rows import PLAIN as PLAIN_PRODUCTS
 from quire.ops.weights.rounded_rows import (
@@ -60,17 +57,15 @@ from quire.ops.weights.rounded_rows import (
 
 log = logging.getLogger(__name__)
 
-Given = ParamSpec("Given")
-Made = TypeVar("Made")
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 MAX_FRESH_SEQUENCES = 8  # padding costs time, and the attention of many short prompts does not take much of it
 
 # As functions of their own, they are traced and lowered once for all the layers of a step that are alike.
 
 
-@jax.jit
-def place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[jax.Array, Pages]:
-    return place_heads(heads, pages, targets)
+place = jax.jit(place_heads)
 
 
 def attend_by(
@@ -169,35 +164,11 @@ def prompt_in_codes(
     return coded_prompts.attend_to_prompt(spec, heads, pages, targets)
 
 
-@partial(jax.jit, static_argnums=(3, 4))
-def add_rms_norm(
-    x: jax.Array, out: jax.Array, weight: jax.Array, eps: float, offset: float
-) -> tuple[jax.Array, jax.Array]:
-    return sum_and_norm.add_norm(x, out, weight, eps, offset)
-
-
-@partial(jax.jit, static_argnums=(3, 4))
-def add_visits_rms_norm(
-    x: jax.Array, out: VisitSums, weight: jax.Array, eps: float, offset: float
-) -> tuple[jax.Array, jax.Array]:
-    return sum_and_norm.add_visits_norm(x, out, weight, eps, offset)
-
-
-@partial(jax.jit, static_argnames="gated")
-def adapter_product(out: jax.Array, x: jax.Array, rows: jax.Array, stack: Stack, *, gated: bool = False) -> jax.Array:
-    return add_products(out, x, rows, stack, gated=gated)
-
-
-@partial(jax.jit, static_argnums=1)
-def round_rows(x: jax.Array, code_dtype: Any) -> RoundedRows:
-    return rounded_rows.round_rows(x, code_dtype)
-
-
-@partial(jax.jit, static_argnums=(3, 4, 5))
-def add_rms_norm_rounded(
-    x: jax.Array, addend: Sums | None, weight: jax.Array, eps: float, offset: float, code_dtype: Any
-) -> tuple[jax.Array, RoundedRows]:
-    return rounded_rows.add_norm(x, addend, weight, eps, offset, code_dtype)
+add_rms_norm = jax.jit(add_norm.add_norm, static_argnums=(3, 4))
+add_visits_rms_norm = jax.jit(add_norm.add_visits_norm, static_argnums=(3, 4))
+adapter_product = jax.jit(add_products, static_argnames="gated")
+round_rows = jax.jit(rounded_rows.round_rows, static_argnums=1)
+add_rms_norm_rounded = jax.jit(rounded_rows.add_norm, static_argnums=(3, 4, 5))
 
 
 @partial(jax.jit, static_argnums=(0, 2))
@@ -225,10 +196,7 @@ def convolve(
     return (convolve_single if is_single else plainly_convolved)(x, weight, bias, inputs, access)
 
 
-@partial(jax.jit, static_argnums=0)
-def recur(corrects: bool, tokens: Recurrence, matrices: jax.Array, access: SlotAccess) -> tuple[jax.Array, jax.Array]:
-    return recur_in_tiles(corrects, tokens, matrices, access, recur_single)
-
+recur = jax.jit(partial(recur_in_tiles, recur_single=recur_single), static_argnums=0)
 
 GPU = Kernels(
     place,
@@ -247,11 +215,13 @@ GPU = Kernels(
 )
 
 
-def _plain_for_e4m3(kernel: Callable[Given, Made], plain: Callable[Given, Made]) -> Callable[Given, Made]:
+def _plain_for_e4m3(
+    kernel: Callable[Arguments, Result], plain: Callable[Arguments, Result]
+) -> Callable[Arguments, Result]:
     """The plain function for codes of e4m3, whose type is the last argument; else the kernel."""
 
-    def run(*given: Given.args, **named: Given.kwargs) -> Made:
-        return (plain if given[-1] == jnp.float8_e4m3fn else kernel)(*given, **named)
+    def run(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+        return (plain if arguments[-1] == jnp.float8_e4m3fn else kernel)(*arguments, **named)
 
     return run
 

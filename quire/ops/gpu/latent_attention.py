@@ -14,8 +14,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.attention.spec import AttentionSpec
-from quire.ops.gpu.context_list import ContextList, Cut, context_list, whole_contexts
-from quire.ops.gpu.latent_parts import LatentParts, Rows, combine_latent_parts
+from quire.ops.gpu.latent_parts import (
+    ContextList,
+    LatentParts,
+    Rows,
+    SplitPolicy,
+    combine_latent_parts,
+    context_list,
+    whole_contexts,
+)
 from quire.ops.gpu.tiles import MASKED, array, exponent_of_one, least_dot, load_masked, power_of_two, product, whole
 from quire.ops.pages import TILE, PagedContext, Tiles
 
@@ -32,7 +39,7 @@ class Tiling(NamedTuple):
 # written out, and larger ones take minutes to compile.
 FEW, MANY, IN_LITTLE_MEMORY = Tiling(16, 32, 4, 3), Tiling(64, 32, 8, 2, slab=128), Tiling(32, 32, 8, 2)
 EXACT = Tiling(16, 16, 4, 1, slab=128)
-CUT = Cut(least=128, programs=264)  # two programs for each multiprocessor of a large GPU
+SPLIT = SplitPolicy(least=128, programs=264)  # two programs for each multiprocessor of a large GPU
 
 
 def tiling_of(dtype: Any, rows: int, many: Tiling = MANY) -> Tiling:
@@ -48,7 +55,7 @@ def latent_attention(
     out: jax.Array | None = None,
     *,
     tiling: Tiling | None = None,
-    cut: Cut = CUT,
+    split: SplitPolicy = SPLIT,
     many: Tiling = MANY,
     interpret: bool = False,
 ) -> jax.Array:
@@ -67,11 +74,11 @@ def latent_attention(
     queries = min(tiling.rows, least_dot(group) if is_single else power_of_two(group))
     rows = Rows(1 if is_single else min(TILE, tiling.rows // queries), queries)
     tiles_of_heads = heads * -(-group // queries)
-    cut = cut._replace(programs=max(1, cut.programs // tiles_of_heads))
+    split = split._replace(programs=max(1, split.programs // tiles_of_heads))
     runs = _runs(tiles, rows.tokens)
     ends = jnp.where(runs.lengths > 0, runs.starts + runs.lengths, 0)
-    in_parts = is_single or len(runs.starts) < cut.programs
-    listed = context_list(ends, tiling.block, cut) if in_parts else whole_contexts(ends)
+    in_parts = is_single or len(runs.starts) < split.programs
+    listed = context_list(ends, tiling.block, split) if in_parts else whole_contexts(ends)
     tasks = _tasks(runs, listed)
     operands = [context.page_table, tasks, q, context.pages[0]] + ([] if out is None else [out])
     shapes = [array((*q.shape[:3], spec.value_dim), q.dtype)]
@@ -90,7 +97,7 @@ def latent_attention(
     if not in_parts:
         return result  # type: ignore[no-any-return]
     lengths = jnp.ones_like(runs.lengths) if is_single else runs.lengths
-    given = runs.offsets, lengths, listed, LatentParts(*parts), rows, cut.programs
+    given = runs.offsets, lengths, listed, LatentParts(*parts), rows, split.programs
     return combine_latent_parts(result, *given, interpret=interpret)
 
 

@@ -1,4 +1,8 @@
-"""Parts of contexts of latent attention, put together by the weights that they have in a softmax, in their order."""
+"""Contexts of latent attention in parts: how they are divided, and how the results are put together.
+
+A part is the work of one program. Its length depends on all the contexts of a step, so that few long ones fill a device
+as many short ones do. Results of parts are added by their weights in the softmax, in order.
+"""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -8,8 +12,62 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from quire.ops.gpu.context_list import ContextList
 from quire.ops.gpu.tiles import MASKED, array, power_of_two, whole
+
+
+class SplitPolicy(NamedTuple):
+    """The division of contexts into parts."""
+
+    least: int  # positions of a part, unless its context has fewer
+    programs: int  # that all contexts together are cut for
+
+
+class ContextList(NamedTuple):
+    """Parts [n] of the contexts of runs [r]. Parts behind the last have no positions.
+
+    Parts of contexts that have several leave their results in places, those of one context side by side.
+    """
+
+    runs: jax.Array  # [n]
+    begins: jax.Array  # [n]: positions
+    ends: jax.Array  # [n]
+    places: jax.Array  # [n]; what a part that is a whole context has here is not read
+    counts: jax.Array  # [r]: parts of each context
+    first_places: jax.Array  # [r]
+    num_places: int
+
+
+def whole_contexts(ends: jax.Array) -> ContextList:
+    """A part for each."""
+    runs = jnp.arange(len(ends), dtype=jnp.int32)
+    return ContextList(runs, jnp.zeros_like(ends), ends, runs, (ends > 0).astype(jnp.int32), runs, 0)
+
+
+def context_list(ends: jax.Array, block: int, split: SplitPolicy) -> ContextList:
+    """Of contexts that have so many positions, [r], cut at multiples of `block`."""
+    count = len(ends)
+    # One more, for what a sum in float32 may be wrong by. Contexts of one length become no more parts than there are
+    # programs: a few parts more would wait for all others.
+    least = jnp.maximum(split.least, (ends.astype(jnp.float32).sum() / split.programs).astype(jnp.int32) + 1)
+    each = block * jnp.maximum(-(-ends // (block * jnp.maximum(ends // least, 1))), 1)
+    counts = -(-ends // each)
+    bounds, place_bounds = jnp.cumsum(counts), jnp.cumsum(jnp.where(counts > 1, counts, 0))
+    numbers = jnp.arange(count + split.programs, dtype=jnp.int32)
+    runs = jnp.minimum(jnp.searchsorted(bounds, numbers, side="right", method="compare_all"), count - 1)
+    within = numbers - (bounds - counts)[runs]
+    is_real = numbers < bounds[-1]
+    begins = jnp.where(is_real, within * each[runs], 0)
+    first_places = place_bounds - counts
+    return ContextList(
+        runs.astype(jnp.int32),
+        begins,
+        jnp.where(is_real, jnp.minimum(begins + each[runs], ends[runs]), 0),
+        first_places[runs] + within,
+        counts,
+        first_places,
+        split.programs,
+    )
+
 
 LEAST_PARTS, MOST_PARTS = 8, 64  # of one context that a program reads at a time
 NUMBERS = 4096  # that it reads at a time

@@ -25,7 +25,7 @@ def place_heads(
 ) -> tuple[jax.Array, Pages]:
     """As `place` of step_attention. With a `block`, which is the number of tokens of a program, programs are
     alike whatever the number of tokens."""
-    given, arrays = operands_of(heads)
+    inputs, arrays = operands_of(heads)
     qkv = arrays[0]
     tokens, kv_heads, parts, size = qkv.shape
     together = parts if tokens >= MANY_TOKENS and block is None else 1
@@ -38,7 +38,7 @@ def place_heads(
     out_shapes = [array(*of) for of in zip(shapes, dtypes, strict=True)]
     first = len(operands) - len(pages)
     q, *written = pl.pallas_call(
-        partial(_place, given, together, len(pages)),
+        partial(_place, inputs, together, len(pages)),
         grid=(-(-tokens // block), kv_heads, parts // together),
         in_specs=[of_block, of_block, *map(whole, operands[2:])],
         out_specs=[whole(shape) for shape in out_shapes],
@@ -51,7 +51,7 @@ def place_heads(
     return q, CodedPages(*written) if isinstance(pages, CodedPages) else (written[0], written[1])
 
 
-class Given(NamedTuple):
+class HeadKernelInputs(NamedTuple):
     """The arrays of heads that a kernel is given, and the constants of norms."""
 
     q_norm: tuple[float, float] | None
@@ -71,7 +71,7 @@ class Given(NamedTuple):
         return HeadReader(qkv_ref, block, dtype, scale_refs, rotation_refs, every), (q_norm, k_norm)
 
 
-def operands_of(heads: Heads) -> tuple[Given, list[jax.Array]]:
+def operands_of(heads: Heads) -> tuple[HeadKernelInputs, list[jax.Array]]:
     """The arrays of heads, that of all heads first."""
     if any(norm is not None and norm.weight.ndim > 1 for norm in (heads.q_norm, heads.k_norm)):
         heads = joined(*heads.finished())  # a norm over all heads, which no program sees together
@@ -81,26 +81,32 @@ def operands_of(heads: Heads) -> tuple[Given, list[jax.Array]]:
         arrays = [sums.sums, sums.rows[:, 0], sums.columns.reshape(sums.sums.shape[1:])]
     norms = [norm for norm in (heads.q_norm, heads.k_norm) if norm is not None]
     q_norm, k_norm = (None if norm is None else (norm.eps, norm.offset) for norm in (heads.q_norm, heads.k_norm))
-    given = Given(q_norm, k_norm, isinstance(sums, ScaledSums), heads.rotation is not None)
-    return given, [*arrays, *(heads.rotation or ()), *(norm.weight for norm in norms)]
+    inputs = HeadKernelInputs(q_norm, k_norm, isinstance(sums, ScaledSums), heads.rotation is not None)
+    return inputs, [*arrays, *(heads.rotation or ()), *(norm.weight for norm in norms)]
 
 
 def _place(
-    given: Given, together: int, num_page_arrays: int, pages_ref: Any, offsets_ref: Any, qkv_ref: Any, *refs: Any
+    inputs: HeadKernelInputs,
+    together: int,
+    num_page_arrays: int,
+    pages_ref: Any,
+    offsets_ref: Any,
+    qkv_ref: Any,
+    *refs: Any,
 ) -> None:
     q_ref, *page_refs = refs[-1 - num_page_arrays :]
-    heads, norm_refs = given.reader([qkv_ref, *refs], pages_ref.shape[0], q_ref.dtype)
+    heads, norm_refs = inputs.reader([qkv_ref, *refs], pages_ref.shape[0], q_ref.dtype)
     writer = PageWriter(heads, pages_ref, offsets_ref, page_refs)
     parts = qkv_ref.shape[2]
     token, head, feature, real = heads.token, heads.head, heads.feature, heads.real
     size = qkv_ref.shape[3]
-    meets = partial(_spread, size, signs(run_of(size), q_ref.dtype) if has_spread_keys(page_refs[0].dtype) else None)
+    spread = partial(_spread, size, signs(run_of(size), q_ref.dtype) if has_spread_keys(page_refs[0].dtype) else None)
     if together == 1:
         part = pl.program_id(2)
         is_query, is_key = part < parts - 2, part == parts - 2
         x = heads.load(part, heads.features, real)
         out = heads.finished(x, part, [(norm_refs[0], is_query), (norm_refs[1], is_key)])
-        out = meets(out)
+        out = spread(out)
         plgpu.store(q_ref.at[token, head, part, feature], out.astype(q_ref.dtype), mask=real & is_query)
         if num_page_arrays == 2:
             writer.store(0, out, is_key)
@@ -114,10 +120,10 @@ def _place(
         return
     for query in range(parts - 2):
         part = jnp.int32(query)
-        out = meets(heads.finished(heads.load(part, heads.features, real), part, [(norm_refs[0], True)]))
+        out = spread(heads.finished(heads.load(part, heads.features, real), part, [(norm_refs[0], True)]))
         plgpu.store(q_ref.at[token, head, part, feature], out.astype(q_ref.dtype), mask=real)
     key = jnp.int32(parts - 2)
-    writer.store(0, meets(heads.finished(heads.load(key, heads.features, real), key, [(norm_refs[1], True)])), True)
+    writer.store(0, spread(heads.finished(heads.load(key, heads.features, real), key, [(norm_refs[1], True)])), True)
     writer.store(1, heads.load(jnp.int32(parts - 1), heads.features, real), True)
 
 
@@ -161,7 +167,7 @@ class HeadReader:
         return (found.astype(jnp.float32) * self._row_scales * columns).astype(self._dtype)
 
     def finished(self, x: jax.Array, part: Any, norms: list[tuple[Any, Any]]) -> jax.Array:
-        """A head as it meets others; `norms` has those that apply, each with whether it does."""
+        """A head with its norm and rotation applied; `norms` are (norm, whether it applies)."""
         mean = (x.astype(jnp.float32) * x.astype(jnp.float32)).sum(axis=1, keepdims=True) / self._size
         out = _normal(x, self.features, self._size, mean, norms)
         if not self._rotates:
@@ -205,7 +211,7 @@ class PageWriter:
 
 
 def _spread(size: int, matrix: jax.Array | None, heads: jax.Array) -> jax.Array:
-    """Finished queries or keys [t, h] as they meet in pages; without a matrix they stay as they are."""
+    """Finished queries or keys [t, h], spread by the matrix if there is one."""
     if matrix is None:
         return heads
     return product(heads.reshape(-1, len(matrix)), matrix, 0).reshape(heads.shape) * (1.0 / math.sqrt(run_of(size)))

@@ -24,16 +24,19 @@ from quire.ops.gpu.hopper.code_fragments import (
     OF_CODES,
     OF_HALVES,
     SCALES_OF_PAGE,
+    by_warp,
     largest_scale,
     over_rows,
+    place_queries,
     scales_by_row,
+    store_columns,
+    store_rows,
+    store_weights,
     widened_keys,
     widened_values,
 )
-from quire.ops.gpu.hopper.code_stores import place_queries, store_columns, store_rows, store_weights
 from quire.ops.gpu.hopper.decode_items import BLOCK, COLUMNS, FEATURES, items_of
 from quire.ops.gpu.hopper.item_turns import ItemTurns, fetch_blocks, num_programs
-from quire.ops.gpu.hopper.warps import by_warp
 from quire.ops.gpu.parts import Parts
 from quire.ops.gpu.tiles import LOG2_E, MASKED, array
 from quire.ops.pages import CodedPages, PagedContext
@@ -48,16 +51,16 @@ def coded_decodes(q: jax.Array, context: PagedContext, part: int, max_parts: int
     items = items_of(tiles, part, max_parts)
     (_, heads, queries, _), page_size = q.shape, pages.k.shape[1]
     programs = num_programs()
-    form = _Form(heads, queries, context.spec.scale * LOG2_E, page_size, pages.k.dtype.name, q.dtype, programs)
+    sizes = _Sizes(heads, queries, context.spec.scale * LOG2_E, page_size, pages.k.dtype.name, q.dtype, programs)
     run = plgpu.kernel(
-        partial(_kernel, form),
+        partial(_kernel, sizes),
         out_type=[array(q.shape, q.dtype), *Parts.shapes(max_parts, q[: len(tiles)])],
         grid=(programs,),
         grid_names=("program",),
         num_threads=WORKERS + 1,
         thread_name="group",
         kernel_name="coded_decodes",
-        scratch_types=form.scratch(),
+        scratch_types=sizes.scratch(),
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup, approx_math=True, unsafe_no_auto_barriers=True
         ),
@@ -66,7 +69,7 @@ def coded_decodes(q: jax.Array, context: PagedContext, part: int, max_parts: int
     return out, items.parts, Parts(*parts)
 
 
-class _Form(NamedTuple):
+class _Sizes(NamedTuple):
     heads: int
     queries: int  # of a head
     unit: float  # the power of two that a score of one stands for
@@ -133,31 +136,37 @@ class _Item(NamedTuple):
         return lax.div(self.last - self.first + BLOCK - 1, BLOCK)
 
 
-def _kernel(form: _Form, table_ref: Any, items_ref: Any, count_ref: Any, q_ref: Any, *refs: Any) -> None:
+def _kernel(sizes: _Sizes, table_ref: Any, items_ref: Any, count_ref: Any, q_ref: Any, *refs: Any) -> None:
     page_refs, (out_ref, *parts), shared = refs[:4], refs[4:8], _Shared.of(refs[8:])
     program, group = lax.axis_index("program"), lax.axis_index("group")
-    count = count_ref[0] * form.heads
+    count = count_ref[0] * sizes.heads
 
     def work(index: Any) -> ItemTurns[_Item]:
-        return ItemTurns(_Item, program * WORKERS + index, items_ref, count, form.heads, form.programs * WORKERS)
+        return ItemTurns(_Item, program * WORKERS + index, items_ref, count, sizes.heads, sizes.programs * WORKERS)
 
     @pl.when(group < WORKERS)
     def _() -> None:
-        _compute_all(form, work(group), group, out_ref, Parts(*parts), shared)
+        _compute_all(sizes, work(group), group, out_ref, Parts(*parts), shared)
 
     @pl.when(group == WORKERS)
     def _() -> None:
-        by_warp(WORKERS, lambda worker: _fetch_all(form, work(worker), worker, table_ref, q_ref, page_refs, shared))
+        by_warp(WORKERS, lambda worker: _fetch_all(sizes, work(worker), worker, table_ref, q_ref, page_refs, shared))
 
 
 def _fetch_all(
-    form: _Form, work: ItemTurns[_Item], worker: Any, table_ref: Any, q_ref: Any, page_refs: Any, shared: _Shared
+    sizes: _Sizes,
+    work: ItemTurns[_Item],
+    worker: Any,
+    table_ref: Any,
+    q_ref: Any,
+    page_refs: Any,
+    shared: _Shared,
 ) -> None:
     """The part of a warp that keeps blocks of a worker on their way."""
 
     def pages_of(item: _Item, block: Any) -> tuple[Any, ...]:
-        first, end = lax.div(item.first, form.page_size), lax.div(item.last - 1, form.page_size)
-        indices = (first + block * form.pages_of_block + index for index in range(form.pages_of_block))
+        first, end = lax.div(item.first, sizes.page_size), lax.div(item.last - 1, sizes.page_size)
+        indices = (first + block * sizes.pages_of_block + index for index in range(sizes.pages_of_block))
         return tuple(table_ref[item.slot, jnp.minimum(index, end)] for index in indices)
 
     def begin(turn: Any, item: _Item) -> None:
@@ -169,11 +178,11 @@ def _fetch_all(
         pl.when(fetched >= AHEAD)(lambda: plgpu.barrier_wait(shared.are_free.at[place]))
         is_there = shared.are_there.at[place]
         for number, page in enumerate(pages):
-            own = pl.ds(number * form.page_size, form.page_size)
+            own = pl.ds(number * sizes.page_size, sizes.page_size)
             for ref, codes in zip(page_refs[:2], shared.codes, strict=True):
                 plgpu.copy_gmem_to_smem(ref.at[page, :, item.head], codes.at[place, own], is_there)
             for ref, scales in zip(page_refs[2:], shared.scales, strict=True):
-                into = scales.at[place, number, pl.ds(0, form.page_size)]
+                into = scales.at[place, number, pl.ds(0, sizes.page_size)]
                 plgpu.copy_gmem_to_smem(ref.at[page, item.head], into, is_there)
 
     fetch_blocks(work, pages_of, begin, fetch)
@@ -203,10 +212,12 @@ def _by_columns(x: Any, shape: tuple[int, int]) -> Any:
     return lax.broadcast_in_dim(x, shape, (1,))
 
 
-def _compute_all(form: _Form, work: ItemTurns[_Item], group: Any, out_ref: Any, parts: Parts, shared: _Shared) -> None:
+def _compute_all(
+    sizes: _Sizes, work: ItemTurns[_Item], group: Any, out_ref: Any, parts: Parts, shared: _Shared
+) -> None:
     """The part of a group that computes."""
-    columns, queries = shared.columns.at[group], form.queries
-    place, sum_rows = place_queries(queries, form.unit), over_rows("add.f32")
+    columns, queries = shared.columns.at[group], sizes.queries
+    place, sum_rows = place_queries(queries, sizes.unit), over_rows("add.f32")
     store_part, store_column = store_rows(queries, jnp.float32), store_columns(queries)
 
     def compute(turn: Any, state: tuple[Any, _Item]) -> tuple[Any, _Item]:
@@ -217,7 +228,7 @@ def _compute_all(form: _Form, work: ItemTurns[_Item], group: Any, out_ref: Any, 
         place(shared.queries.at[at], shared.wide_queries.at[group], shared.units.at[group])
         plgpu.commit_smem()  # type: ignore[no-untyped-call]
         units = plgpu.load(shared.units.at[group], layout=BY_COLUMN, optimized=False)  # type: ignore[call-arg]
-        add = partial(_add_block, form, group, shared, units)
+        add = partial(_add_block, sizes, group, shared, units)
         softmax: _Softmax = lax.fori_loop(
             0,
             item.num_blocks,
@@ -230,7 +241,7 @@ def _compute_all(form: _Form, work: ItemTurns[_Item], group: Any, out_ref: Any, 
         @pl.when(item.part < 0)
         def _() -> None:
             result = sums / _by_columns(totals, sums.shape)
-            store_rows(queries, form.dtype)(result, out_ref.at[item.token, item.head])
+            store_rows(queries, sizes.dtype)(result, out_ref.at[item.token, item.head])
 
         @pl.when(item.part >= 0)
         def _() -> None:
@@ -245,21 +256,21 @@ def _compute_all(form: _Form, work: ItemTurns[_Item], group: Any, out_ref: Any, 
 
 
 def _add_block(
-    form: _Form, group: Any, shared: _Shared, units: Any, place: Any, left: Any, so_far: _Softmax
+    sizes: _Sizes, group: Any, shared: _Shared, units: Any, place: Any, left: Any, so_far: _Softmax
 ) -> _Softmax:
     """With the block at a place of a group, of whose positions the first `left` are seen."""
     at = group * AHEAD + place
     codes, scales = ([ref.at[at] for ref in refs] for refs in (shared.codes, shared.scales))
-    load_scales = scales_by_row(form.page_size)
+    load_scales = scales_by_row(sizes.page_size)
     plgpu.barrier_wait(shared.are_there.at[at])
 
     def multiply_keys(sums: Any) -> tuple[Any, Any]:
-        plgpu.wgmma(sums, widened_keys(form.code_dtype)(codes[0]), shared.wide_queries.at[group].transpose((1, 0)))
-        values = widened_values(form.code_dtype)(codes[1], left)  # while the device multiplies
+        plgpu.wgmma(sums, widened_keys(sizes.code_dtype)(codes[0]), shared.wide_queries.at[group].transpose((1, 0)))
+        values = widened_values(sizes.code_dtype)(codes[1], left)  # while the device multiplies
         return values, sums[...]
 
     key_scales, value_scales = map(load_scales, scales)
-    largest = jnp.maximum(so_far.largest, largest_scale(form.page_size)(scales[1], left))
+    largest = jnp.maximum(so_far.largest, largest_scale(sizes.page_size)(scales[1], left))
     values, scores = pl.run_scoped(multiply_keys, plgpu.WGMMAAccumulatorRef((BLOCK, COLUMNS)))
     plgpu.barrier_arrive(shared.are_free.at[at])
     shape = scores.shape

@@ -16,7 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from quire.ops.gpu.hopper.code_fragments import OF_CODES, OF_HALVES, SCALES_OF_PAGE
+from quire.ops.gpu.hopper.code_fragments import OF_CODES, OF_HALVES, SCALES_OF_PAGE, by_warp
 from quire.ops.gpu.hopper.item_turns import ItemTurns, fetch_blocks, num_programs
 from quire.ops.gpu.hopper.prefill_fragments import (
     largest_power,
@@ -27,7 +27,6 @@ from quire.ops.gpu.hopper.prefill_fragments import (
     widen_rows,
 )
 from quire.ops.gpu.hopper.prefill_items import BLOCK, FEATURES, GROUPS, WIDE, prefill_items, tokens_of_group
-from quire.ops.gpu.hopper.warps import by_warp
 from quire.ops.gpu.tiles import LOG2_E, array
 from quire.ops.pages import CodedPages, PagedContext
 
@@ -46,16 +45,16 @@ def coded_prefills(q: jax.Array, context: PagedContext) -> jax.Array:
     tokens = tokens_of_group(queries)
     items = prefill_items(context.tiles, GROUPS * tokens)
     programs = num_programs()
-    form = _Form(heads, queries, tokens, context.spec.scale * LOG2_E, page_size, pages.k.dtype.name, programs)
+    sizes = _Sizes(heads, queries, tokens, context.spec.scale * LOG2_E, page_size, pages.k.dtype.name, programs)
     run = plgpu.kernel(
-        partial(_kernel, form),
+        partial(_kernel, sizes),
         out_type=array(q.shape, q.dtype),
         grid=(programs,),
         grid_names=("program",),
         num_threads=GROUPS + 2,
         thread_name="group",
         kernel_name="coded_prefills",
-        scratch_types=form.scratch(),
+        scratch_types=sizes.scratch(),
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup, approx_math=True, unsafe_no_auto_barriers=True
         ),
@@ -64,7 +63,7 @@ def coded_prefills(q: jax.Array, context: PagedContext) -> jax.Array:
     return out
 
 
-class _Form(NamedTuple):
+class _Sizes(NamedTuple):
     heads: int
     queries: int  # of a head
     tokens: int  # of a group
@@ -132,18 +131,20 @@ class _Item(NamedTuple):
         return lax.div(self.end + BLOCK - 1, BLOCK)
 
 
-def _kernel(form: _Form, table_ref: Any, items_ref: Any, count_ref: Any, q_ref: Any, *refs: Any) -> None:
+def _kernel(sizes: _Sizes, table_ref: Any, items_ref: Any, count_ref: Any, q_ref: Any, *refs: Any) -> None:
     page_refs, out_ref, shared = refs[:4], refs[4], _Shared(*refs[5:])
     group = lax.axis_index("group")
-    work = ItemTurns(_Item, lax.axis_index("program"), items_ref, count_ref[0] * form.heads, form.heads, form.programs)
+    work = ItemTurns(
+        _Item, lax.axis_index("program"), items_ref, count_ref[0] * sizes.heads, sizes.heads, sizes.programs
+    )
 
     @pl.when(group == FETCHES)
     def _() -> None:
         plgpu.set_max_registers(FETCHING_REGISTERS, action="decrease")
-        by_warp(1, lambda _: _fetch_all(form, work, table_ref, q_ref, page_refs, shared))
+        by_warp(1, lambda _: _fetch_all(sizes, work, table_ref, q_ref, page_refs, shared))
 
-    pl.when(group == WIDENS)(lambda: _widen_all(form, work, shared))
-    pl.when(group < GROUPS)(lambda: _compute_all(form, work, group, out_ref, shared))
+    pl.when(group == WIDENS)(lambda: _widen_all(sizes, work, shared))
+    pl.when(group < GROUPS)(lambda: _compute_all(sizes, work, group, out_ref, shared))
 
 
 def _place(block: Any, which: int) -> Any:
@@ -152,19 +153,19 @@ def _place(block: Any, which: int) -> Any:
 
 
 def _fetch_all(
-    form: _Form, work: ItemTurns[_Item], table_ref: Any, q_ref: Any, page_refs: Any, shared: _Shared
+    sizes: _Sizes, work: ItemTurns[_Item], table_ref: Any, q_ref: Any, page_refs: Any, shared: _Shared
 ) -> None:
     """The part of the warp that keeps codes and queries on their way."""
 
     def pages_of(item: _Item, block: Any) -> tuple[Any, ...]:
-        end = lax.div(item.end - 1, form.page_size)
-        indices = (block * form.pages_of_block + index for index in range(form.pages_of_block))
+        end = lax.div(item.end - 1, sizes.page_size)
+        indices = (block * sizes.pages_of_block + index for index in range(sizes.pages_of_block))
         return tuple(table_ref[item.slot, jnp.minimum(index, end)] for index in indices)
 
     def begin(turn: Any, item: _Item) -> None:
         pl.when(turn > 0)(lambda: plgpu.barrier_wait(shared.queries_free))
         for group in range(GROUPS):
-            tokens = pl.ds(item.token + group * form.tokens, form.tokens)
+            tokens = pl.ds(item.token + group * sizes.tokens, sizes.tokens)
             plgpu.copy_gmem_to_smem(q_ref.at[tokens, item.head], shared.queries.at[group], shared.queries_there)
 
     def fetch(fetched: Any, pages: tuple[Any, ...], item: _Item) -> None:
@@ -173,18 +174,18 @@ def _fetch_all(
             is_there = shared.codes_there.at[place]
             pl.when(2 * fetched + which >= AHEAD)(partial(plgpu.barrier_wait, shared.codes_free.at[place]))
             for number, page in enumerate(pages):
-                into = shared.codes.at[place, pl.ds(number * form.page_size, form.page_size)]
+                into = shared.codes.at[place, pl.ds(number * sizes.page_size, sizes.page_size)]
                 plgpu.copy_gmem_to_smem(page_refs[which].at[page, :, item.head], into, is_there)
-                of_scales = shared.scales.at[place, number, pl.ds(0, form.page_size)]
+                of_scales = shared.scales.at[place, number, pl.ds(0, sizes.page_size)]
                 plgpu.copy_gmem_to_smem(page_refs[2 + which].at[page, item.head], of_scales, is_there)
 
     fetch_blocks(work, pages_of, begin, fetch)
 
 
-def _widen_all(form: _Form, work: ItemTurns[_Item], shared: _Shared) -> None:
+def _widen_all(sizes: _Sizes, work: ItemTurns[_Item], shared: _Shared) -> None:
     """The part of the group that makes numbers of codes."""
     plgpu.set_max_registers(WIDENING_REGISTERS, action="decrease")
-    widen, find_power = widen_rows(form.code_dtype, form.page_size), largest_power(form.page_size)
+    widen, find_power = widen_rows(sizes.code_dtype, sizes.page_size), largest_power(sizes.page_size)
 
     def widen_item(turn: Any, state: tuple[Any, _Item]) -> tuple[Any, _Item]:
         widened, item = state
@@ -232,11 +233,11 @@ def _by_rows(x: Any, shape: tuple[int, int]) -> Any:
     return lax.broadcast_in_dim(x, shape, (0,))
 
 
-def _compute_all(form: _Form, work: ItemTurns[_Item], group: Any, out_ref: Any, shared: _Shared) -> None:
+def _compute_all(sizes: _Sizes, work: ItemTurns[_Item], group: Any, out_ref: Any, shared: _Shared) -> None:
     """The part of a group that computes."""
     plgpu.set_max_registers(COMPUTING_REGISTERS, action="increase")
-    place, of_rows = place_rows(form.unit), row_tokens(form.queries)
-    store = store_tokens(form.queries, form.heads * form.queries * FEATURES)
+    place, of_rows = place_rows(sizes.unit), row_tokens(sizes.queries)
+    store = store_tokens(sizes.queries, sizes.heads * sizes.queries * FEATURES)
 
     def compute(turn: Any, state: tuple[Any, _Item]) -> tuple[Any, _Item]:
         computed, item = state
@@ -247,7 +248,7 @@ def _compute_all(form: _Form, work: ItemTurns[_Item], group: Any, out_ref: Any, 
         plgpu.commit_smem()  # type: ignore[no-untyped-call]
         plgpu.barrier_arrive(shared.queries_free)
         units = units_of_rows(shared.row_units.at[group])
-        first = group * form.tokens  # token of the item
+        first = group * sizes.tokens  # token of the item
 
         def add(is_masked: bool, block: Any, so_far: _Softmax) -> _Softmax:
             last = of_rows() + (item.start + first - block * BLOCK) if is_masked else None
@@ -257,7 +258,7 @@ def _compute_all(form: _Form, work: ItemTurns[_Item], group: Any, out_ref: Any, 
         softmax = lax.fori_loop(0, masked_from, partial(add, False), _Softmax.begin())
         softmax = lax.fori_loop(masked_from, item.num_blocks, partial(add, True), softmax)
         result = softmax.sums * _by_rows(softmax.unit / softmax.total, softmax.sums.shape)
-        left = jnp.minimum(item.length - first, form.tokens)
+        left = jnp.minimum(item.length - first, sizes.tokens)
         store(result, out_ref.at[item.token + first, item.head], left)
         return computed + item.num_blocks, next_item
 

@@ -11,7 +11,7 @@ from quire.ops.gpu.hopper.mosaic import MULTIPROCESSORS
 
 
 def num_programs() -> int:
-    """One for each multiprocessor, of which there is no number where there is no GPU."""
+    """Number of SMs; 132 without a GPU."""
     return getattr(jax.devices()[0], "core_count", None) or MULTIPROCESSORS
 
 

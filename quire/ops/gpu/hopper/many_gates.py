@@ -19,9 +19,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from quire.ops.gpu.hopper.code_fragments import by_warp
 from quire.ops.gpu.hopper.code_product import NARROW, in_shared, load
 from quire.ops.gpu.hopper.mosaic import MULTIPROCESSORS
-from quire.ops.gpu.hopper.warps import by_warp
 
 FEWEST_ROWS, MOST_ROWS = 200, 256  # with fewer, the library's product and a gate after it are within 1 %
 TILES = 2  # programs of a cluster

@@ -30,13 +30,14 @@ from quire.ops.gpu.hopper.code_fragments import (
     is_less,
     nothing,
     number,
+    place_in_memory,
     place_of_scale,
+    scaled_query,
     several,
     store_where,
     times,
     total,
 )
-from quire.ops.gpu.hopper.code_stores import place_in_memory, scaled_query
 from quire.ops.gpu.hopper.prefill_items import BLOCK, FEATURES, WIDE
 
 LOAD_CHUNK = "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];"

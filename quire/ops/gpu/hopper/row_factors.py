@@ -27,12 +27,12 @@ from quire.ops.gpu.hopper.code_fragments import (
     in_registers,
     is_less,
     number,
+    place_in_memory,
     several,
     store_where,
     times,
     total,
 )
-from quire.ops.gpu.hopper.code_stores import place_in_memory
 from quire.ops.gpu.hopper.row_fragments import COLUMNS, pair, zero
 
 AT_ONCE = 8 * WARPS  # parts: one for each octet of a warp

@@ -24,10 +24,10 @@ from quire.ops.gpu.hopper.code_fragments import (
     in_registers,
     nothing,
     number,
+    place_in_memory,
     several,
     store_where,
 )
-from quire.ops.gpu.hopper.code_stores import place_in_memory
 
 COLUMNS, INPUTS = 8, 16  # of a warp's product with a tile of outputs
 SHORT = {"bfloat16": "bf16", "float16": "f16"}  # types in assembly
