@@ -47,7 +47,7 @@ class StepCompletion:
             self._apply_moves(moves)
         if result.lost_pages and self._running.host is not None:
             self._running.host.lose(result.lost_pages)
-        saves = [(one, one.epoch == one.sequence.epoch) for one in saved]  # some may end now
+        saves = [(save, save.epoch == save.sequence.epoch) for save in saved]  # some may end now
         updates: list[Update] = []
         if result.logprobs or result.failed:
             num_decodes = 0

@@ -21,11 +21,11 @@ class Deadlines:
 
     def add(self, request: Request, waited_s: float = 0.0) -> None:
         """The time of `request` began `waited_s` ago."""
-        begun_s = self._clock() - waited_s
+        start_s = self._clock() - waited_s
         if request.queue_timeout_s is not None:
-            self._heap.push(begun_s + request.queue_timeout_s, (request.request_id, Deadline.START))
+            self._heap.push(start_s + request.queue_timeout_s, (request.request_id, Deadline.START))
         if request.timeout_s is not None:
-            self._heap.push(begun_s + request.timeout_s, (request.request_id, Deadline.END))
+            self._heap.push(start_s + request.timeout_s, (request.request_id, Deadline.END))
 
     def forget(self, request_id: int) -> None:
         self._heap.discard((request_id, Deadline.START))

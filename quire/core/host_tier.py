@@ -6,7 +6,61 @@ from collections.abc import Iterable, Sequence
 from quire.core.page_pool import PagePool
 from quire.core.plan import PageCopy, copy_to_host
 from quire.core.prefix_tree import Node, digest_after, digest_of_salt, encoded, page_keys
-from quire.core.restore import HostPage, PageKey
+
+PageKey = tuple[bytes, int]  # the digest of the prefix that ends with the page, and the page's group
+
+
+class HostPage:
+    """A page of the host with the contents of one page of one group.
+
+    It can be read once it `is_ready`: a result has confirmed the copy that wrote it, or it was inserted.
+    """
+
+    __slots__ = ("is_ready", "key", "page")
+
+    def __init__(self, key: PageKey, page: int) -> None:
+        self.key = key
+        self.page = page
+        self.is_ready = False
+
+
+# The pages of one page of tokens, by group: one of the host, which is copied; one of the device; 0: none is read.
+Row = tuple[HostPage | int, ...]
+
+
+class Restore:
+    """The pages that a sequence takes from the host before it computes.
+
+    They follow the pages of the device that it begins with, up to page `end`, where every group then has what going on
+    reads. The sequence holds all of them from its start: those of the host until they are copied, those of the device
+    because its tables have them then.
+    """
+
+    __slots__ = ("end", "rows")
+
+    def __init__(self, rows: list[Row], end: int) -> None:
+        self.rows = rows  # those that are left
+        self.end = end  # in pages
+
+    def device_pages(self) -> list[int]:
+        """The pages on the device that are left."""
+        return [page for row in self.rows for page in row if isinstance(page, int) and page]
+
+    def num_rows_within(self, num_copies: int, at_least_one: bool) -> int:
+        """The number of rows that `num_copies` restore, or the first one that needs any."""
+        most = num_copies
+        if not self.rows or most >= len(self.rows) * len(self.rows[0]):
+            return len(self.rows)
+        for count, row in enumerate(self.rows):
+            needed = len(host_pages((row,)))
+            if needed > num_copies and not (at_least_one and num_copies == most):
+                return count
+            num_copies -= needed
+        return len(self.rows)
+
+
+def host_pages(rows: Iterable[Row]) -> list[HostPage]:
+    return [page for row in rows for page in row if isinstance(page, HostPage)]
 
 
 class HostTier:
@@ -64,15 +118,15 @@ class HostTier:
 
     def confirm(self, saved: Iterable[HostPage]) -> None:
         """The copies to these pages have worked."""
-        for one in saved:
-            one.is_ready = True
-            self._pool.release((one.page,))
+        for host_page in saved:
+            host_page.is_ready = True
+            self._pool.release((host_page.page,))
 
     def abandon(self, saved: Iterable[HostPage]) -> None:
         """The copies to these pages have not worked, or never will."""
-        for one in saved:
-            self._forget(one)
-            self._pool.release((one.page,))
+        for host_page in saved:
+            self._forget(host_page)
+            self._pool.release((host_page.page,))
 
     def has(self, key: PageKey) -> bool:
         """True if the tier has a page for `key`, or one that is being written."""
@@ -82,33 +136,35 @@ class HostTier:
 
     def find(self, digest: bytes, group: int) -> HostPage | None:
         """The page of a prefix, if it can be read."""
-        found = self._pages.get((digest, group))
-        return found if found is not None and found.is_ready else None
+        host_page = self._pages.get((digest, group))
+        return host_page if host_page is not None and host_page.is_ready else None
 
     def hold(self, pages: Iterable[HostPage]) -> None:
         """They will be read, and stay until they are released. They count as used now, the first as the last one: what
         follows a page is useless without it."""
         held = list(pages)
-        self._pool.hold([one.page for one in held])
-        for one in reversed(held):
-            if self._pages.get(one.key) is one:
-                self._pages.move_to_end(one.key)
+        self._pool.hold([host_page.page for host_page in held])
+        for host_page in reversed(held):
+            if self._pages.get(host_page.key) is host_page:
+                self._pages.move_to_end(host_page.key)
 
     def release(self, pages: Iterable[HostPage]) -> None:
-        self._pool.release([one.page for one in pages])
+        self._pool.release([host_page.page for host_page in pages])
 
     def distrust(self, pages: Iterable[HostPage]) -> None:
         """A step that read them failed. They are forgotten, so that the next try does without them."""
-        for one in pages:
-            self._forget(one)
+        for host_page in pages:
+            self._forget(host_page)
 
     def lose(self, pages: Iterable[int]) -> None:
         """The copies to these pages have failed, after their steps had a result. One that is not ready has been taken
         for something else since, which is still to be written."""
         lost = set(pages)
-        for one in [one for one in self._pages.values() if one.page in lost and one.is_ready]:
+        for host_page in [
+            host_page for host_page in self._pages.values() if host_page.page in lost and host_page.is_ready
+        ]:
             self.num_lost += 1
-            self._forget(one)
+            self._forget(host_page)
 
     def reserve(self, key: PageKey) -> HostPage | None:
         """A page to be written, by a copy of a plan or from elsewhere; `confirm` or `abandon` ends that.
@@ -117,7 +173,10 @@ class HostTier:
         if key in self._pages:
             return None
         if not self._pool.num_free:
-            oldest = next((one for one in self._pages.values() if one.is_ready and self._is_idle(one)), None)
+            oldest = next(
+                (host_page for host_page in self._pages.values() if host_page.is_ready and self._is_idle(host_page)),
+                None,
+            )
             if oldest is None:
                 return None
             self._forget(oldest)
@@ -129,33 +188,35 @@ class HostTier:
 
     def clear(self) -> None:
         """Forget everything. Pages that are being written or read are free when that has ended."""
-        for one in list(self._pages.values()):
-            self._forget(one)
+        for host_page in list(self._pages.values()):
+            self._forget(host_page)
 
     @property
     def is_balanced(self) -> bool:
         """True if nothing but the tier holds pages, which is so while nothing runs."""
-        return all(self._is_idle(one) for one in self._pages.values()) and (
+        return all(self._is_idle(host_page) for host_page in self._pages.values()) and (
             self._pool.num_free + len(self._pages) == self._pool.num_usable
         )
 
     def check(self) -> None:
         self._pool.check()
-        pages = [one.page for one in self._pages.values()]
+        pages = [host_page.page for host_page in self._pages.values()]
         assert len(set(pages)) == len(pages), "a host page is in the tier twice"
         assert all(self._pool.holders(page) for page in pages), "a host page is in the tier and free"
-        assert all(one.key == key for key, one in self._pages.items())
-        for one in self._pages.values():
-            assert one.is_ready or self._pool.holders(one.page) > 1, "a page that is not ready is not being written"
+        assert all(host_page.key == key for key, host_page in self._pages.items())
+        for host_page in self._pages.values():
+            assert host_page.is_ready or self._pool.holders(host_page.page) > 1, (
+                "a page that is not ready is not being written"
+            )
         assert len(self._copies) == len(self._saving)
 
-    def _is_idle(self, one: HostPage) -> bool:
-        return self._pool.holders(one.page) == 1
+    def _is_idle(self, host_page: HostPage) -> bool:
+        return self._pool.holders(host_page.page) == 1
 
-    def _forget(self, one: HostPage) -> None:
-        if self._pages.get(one.key) is one:
-            del self._pages[one.key]
-            self._pool.release((one.page,))
+    def _forget(self, host_page: HostPage) -> None:
+        if self._pages.get(host_page.key) is host_page:
+            del self._pages[host_page.key]
+            self._pool.release((host_page.page,))
 
 
 def prefix_digests(salt: str, tokens: Sequence[int], page_size: int, num_pages: int, known: list[bytes]) -> list[bytes]:

@@ -156,7 +156,7 @@ class Limits:
             raise InvalidRequest(f"samples is {request.samples}; the queue takes {self.max_queued}")
 
 
-def refuse_what_cannot_go_on(request: Request, so_far: SoFar) -> None:
+def refuse_impossible_resume(request: Request, so_far: SoFar) -> None:
     """Raise when `request` cannot have generated `so_far`."""
     if len(so_far) != request.samples:
         raise InvalidRequest(f"{len(so_far)} samples are to go on; the request has {request.samples}")

@@ -2,7 +2,6 @@
 
 from operator import attrgetter
 
-from quire.core.blocker import Blocker
 from quire.core.completion import StepInFlight
 from quire.core.limits import Limits
 from quire.core.plan import Chunk, Kind, StepPlan
@@ -11,7 +10,7 @@ from quire.core.queue import Queue
 from quire.core.running import Running
 from quire.core.sequence import Sequence, State
 from quire.core.speculation import Speculation
-from quire.core.stats import Counters
+from quire.core.stats import Blocker, Counters
 from quire.core.step_budget import StepBudget
 from quire.core.step_builder import StepBuilder, forced_tokens, guided, state_saves
 

@@ -2,14 +2,50 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import NamedTuple
 
-from quire.core.host_tier import HostTier
+from quire.core.host_tier import HostTier, Restore
 from quire.core.lazy_heap import LazyHeap
 from quire.core.page_pool import PagePool
-from quire.core.prefix_tree import Match, Node, PrefixCursor, begun_after, decoded, encoded, packed, page_keys
+from quire.core.prefix_tree import TOKEN_BYTES, Node, decoded, encoded, packed, page_keys, partial_page_after
 from quire.core.snapshots import Snapshots
-from quire.core.usable_prefix import usable_prefix
-from quire.reach import Reach, first_page
+from quire.reach import ChunkReach, Reach, first_page
+
+Window = tuple[int, int | ChunkReach]  # a page group, and the positions that it reads
+
+
+class PrefixCursor(NamedTuple):
+    """The end of a prefix in the tree: the node of its last page, or the salt for the empty prefix.
+
+    Holds for as long as the node is in the tree, since what precedes a node leaves after it.
+    """
+
+    end: Node | str
+    num_pages: int  # in each group that reads all positions
+
+
+class Match(NamedTuple):
+    """A prefix of tokens in the cache. Every group has what going on after `cursor` reads."""
+
+    cursor: PrefixCursor
+    path: list[Node]  # at least the nodes up to the cursor
+    partial_page: Node | None = None  # a page after the cursor; its first `num_partial_tokens` are the next tokens
+    num_partial_tokens: int = 0
+    restore: Restore | None = None  # pages after the cursor that are on the host
+
+    def num_tokens(self, page_size: int) -> int:
+        """Tokens that need not be computed."""
+        num_pages = self.cursor.num_pages if self.restore is None else self.restore.end
+        return num_pages * page_size + self.num_partial_tokens
+
+    @property
+    def has_state(self) -> bool:
+        """False where slots have state beside pages, and that at its end is gone since it was found."""
+        return not isinstance(self.cursor.end, Node) or bool(self.cursor.end.snapshot)
+
+    def end_pages(self) -> list[int]:
+        """The pages of the node at its end, which has the snapshot where there are any."""
+        return [page for page in self.cursor.end.pages if page] if isinstance(self.cursor.end, Node) else []
 
 
 class PrefixCache:
@@ -75,7 +111,7 @@ class PrefixCache:
                 break
             path.append(child)
             node = child
-        num_pages = usable_prefix(path, self._page_size, self._windows, self._snapshots is not None)
+        num_pages = num_usable_pages(path, self._page_size, self._windows, self._snapshots is not None)
         if num_pages:
             node = path[num_pages - 1]
             self._touch(node, num_pages)
@@ -87,8 +123,8 @@ class PrefixCache:
             return Match(PrefixCursor(node if num_pages else salt, num_pages), path)
         start = num_pages * self._page_size
         next_tokens = packed(tokens[start : min(start + self._page_size, max_tokens)])
-        begun, num_begun = begun_after(node, next_tokens, max(1, self._page_size // 2))
-        return Match(PrefixCursor(node if num_pages else salt, num_pages), path, begun, num_begun)
+        partial_page, num_tokens = partial_page_after(node, next_tokens, max(1, self._page_size // 2))
+        return Match(PrefixCursor(node if num_pages else salt, num_pages), path, partial_page, num_tokens)
 
     def tables(self, match: Match) -> list[list[int]]:
         """The pages of a match by group, 0 for those that going on after it, and what is restored, does not read."""
@@ -168,7 +204,7 @@ class PrefixCache:
             pages = self._pool.take(count)
         return pages
 
-    def adopt(self, cursor: PrefixCursor, tables: Sequence[Sequence[int]]) -> int:
+    def deduplicate(self, cursor: PrefixCursor, tables: Sequence[Sequence[int]]) -> int:
         """Put the pages of a sequence, which has published up to `cursor`, in place of those of the same tokens that
         only the tree holds and its own keep from being evicted. Returns the number of pages freed."""
         before = self._pool.num_free
@@ -335,3 +371,61 @@ class PrefixCache:
         del self._node_of[page]
         self._candidates.discard(page)
         return page
+
+    # Accounts
+
+    def count_evictable(self) -> int:
+        """The correct `num_evictable` of the cache, counted over all pages."""
+        pinned: set[Node] = set()
+        count = 0
+        for page, held in self._node_of.items():
+            in_full_group = self._is_full[held.pages.index(page)]
+            count += not in_full_group and self._pool.holders(page) == 1
+            node: Node | None = held if in_full_group and self._pool.holders(page) > 1 else None
+            while node is not None and node not in pinned:
+                pinned.add(node)
+                node = node.parent
+        return count + sum(self._num_full for node in set(self._node_of.values()) if node not in pinned)
+
+    def check(self) -> None:
+        """Assert every invariant of the prefix self."""
+        seen: dict[int, Node] = {}
+        for salt, root in self._roots.items():
+            assert root.children, f"the root of {salt!r} is empty and was not removed"
+            for node in root.below():
+                assert len(node.key) == TOKEN_BYTES * self._page_size, "a page with a part of its tokens is in the tree"
+                assert all(child.parent is node for child in node.children.values())
+                assert node.children or any(node.pages), "the tree has a branch without pages"
+                missing = [full for full, page in zip(self._is_full, node.pages, strict=True) if not page]
+                assert not any(missing), "a node has no page of a full group"
+                for group, page in enumerate(node.pages):
+                    if not page:
+                        continue
+                    assert page not in seen, f"page {page} is in the tree twice"
+                    seen[page] = node
+                    assert self._pool.holders(page) >= 1, f"page {page} is in the tree and free"
+                    kept = self._pool.holders(page) > 1
+                    if self._is_full[group]:
+                        kept = bool(node.children or node.pins or group != self._is_full.index(True))
+                    assert kept or page in self._candidates, f"page {page} can be evicted and is not listed"
+        assert seen == self._node_of, "the index and the tree differ"
+        assert set(self._candidates) <= seen.keys(), "a page is listed that is not in the tree"
+        counted = self.count_evictable()
+        assert counted == self.num_evictable, f"{counted} pages can be evicted, {self.num_evictable} are counted"
+
+
+def num_usable_pages(path: list[Node], page_size: int, windows: Sequence[Window], with_state: bool) -> int:
+    """The most nodes of `path` after which every window group has what going on reads, and slots their state, where
+    they have any beside pages."""
+    count = len(path)
+    while True:
+        while with_state and count and not path[count - 1].snapshot:
+            count -= 1
+        for group, reach in windows:
+            needed = range(first_page(reach, count * page_size, page_size), count)
+            missing = next((n for n in needed if not path[n].pages[group]), None)
+            if missing is not None:
+                count = missing
+                break
+        else:
+            return count

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from quire.core.host_tier import prefix_digests
+from quire.core.host_tier import HostPage, prefix_digests
 from quire.core.limits import Limits
 from quire.core.requests import Requests
-from quire.core.restore import HostPage
 from quire.core.running import Running
 from quire.request import Request
 
@@ -57,8 +56,8 @@ class PrefixExchange:
 
     def pages(self, request: Request, rows: Iterable[Row], end: int) -> list[int] | None:
         """The device's page of each row, of those that going on at page `end` reads; None where one is not there."""
-        found, tables = self._tables(request, end * self._page_size)
-        return [tables[group][index] for index, group in rows] if found == end else None
+        found_end, tables = self._tables(request, end * self._page_size)
+        return [tables[group][index] for index, group in rows] if found_end == end else None
 
     def _tables(self, request: Request, max_tokens: int) -> tuple[int, list[list[int]]]:
         cache = self._running.cache

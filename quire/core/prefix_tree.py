@@ -4,9 +4,6 @@ from array import array
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from itertools import islice
-from typing import NamedTuple
-
-from quire.core.restore import Restore
 
 TOKEN_TYPE = "i"  # tokens are packed as C ints, so that a page's key is compared as a block of bytes
 TOKEN_BYTES = array(TOKEN_TYPE).itemsize
@@ -54,40 +51,6 @@ class Node:
         return digest
 
 
-class PrefixCursor(NamedTuple):
-    """The end of a prefix in the tree: the node of its last page, or the salt for the empty prefix.
-
-    Holds for as long as the node is in the tree, since what precedes a node leaves after it.
-    """
-
-    end: Node | str
-    num_pages: int  # in each group that reads all positions
-
-
-class Match(NamedTuple):
-    """A prefix of tokens in the cache. Every group has what going on after `cursor` reads."""
-
-    cursor: PrefixCursor
-    path: list[Node]  # at least the nodes up to the cursor
-    begun: Node | None = None  # a page after the cursor; its first `num_begun` tokens are the next ones
-    num_begun: int = 0
-    restore: Restore | None = None  # pages after the cursor that are on the host
-
-    def num_tokens(self, page_size: int) -> int:
-        """Tokens that need not be computed."""
-        num_pages = self.cursor.num_pages if self.restore is None else self.restore.end
-        return num_pages * page_size + self.num_begun
-
-    @property
-    def has_state(self) -> bool:
-        """False where slots have state beside pages, and that at its end is gone since it was found."""
-        return not isinstance(self.cursor.end, Node) or bool(self.cursor.end.snapshot)
-
-    def end_pages(self) -> list[int]:
-        """The pages of the node at its end, which has the snapshot where there are any."""
-        return [page for page in self.cursor.end.pages if page] if isinstance(self.cursor.end, Node) else []
-
-
 def encoded(salt: str) -> bytes:
     """Any salt that a client may send, half of a surrogate pair included."""
     return salt.encode(errors="surrogatepass")
@@ -123,7 +86,7 @@ def page_keys(tokens: Sequence[int], first: int, last: int, page_size: int) -> I
         first, count = end, min(2 * count, MAX_PACKED)
 
 
-def begun_after(node: Node, tokens: bytes, least: int) -> tuple[Node | None, int]:
+def partial_page_after(node: Node, tokens: bytes, least: int) -> tuple[Node | None, int]:
     """The page after `node` that begins like `tokens`, which are packed, for the longest, and the number of tokens.
 
     At least `least` tokens, and only among the newest pages; None and 0 where there is none.

@@ -2,13 +2,12 @@
 
 from operator import attrgetter
 
-from quire.core.blocker import Blocker
 from quire.core.limits import Limits
 from quire.core.plan import Kind
 from quire.core.queue import Queue
 from quire.core.running import Running
 from quire.core.sequence import Sequence, State
-from quire.core.stats import Counters
+from quire.core.stats import Blocker, Counters
 from quire.core.step_budget import StepBudget
 from quire.core.step_builder import StepBuilder, slot_start
 
@@ -20,7 +19,7 @@ _turn = attrgetter("turn")
 
 
 class PromptPlanner:
-    """Continues the prefills already begun, then admits from the queue. Owned by the planner."""
+    """Continues the prefills that run, then admits from the queue. Owned by the planner."""
 
     def __init__(self, limits: Limits, budget: StepBudget, queue: Queue, running: Running, counters: Counters) -> None:
         self.blocked_by: Blocker | None = None  # the limit that kept the head of the queue waiting in the last plan
@@ -32,13 +31,13 @@ class PromptPlanner:
         self._counters = counters
 
     def continue_prefills(self, step: StepBuilder) -> None:
-        """Continue the prefills already begun, in their turn. One that is in the step is not preempted for an older."""
+        """Continue the prefills that run, in their turn. One that is in the step is not preempted for an older."""
         youngest: Sequence | None = None  # in the step
         for sequence in sorted(self._running.prefilling.values(), key=_turn):
             if sequence.state is State.PREFILLING:  # and not preempted for an older one
-                before = step.prompts
+                before = step.prompts_version
                 self._continue_prefill(step, sequence, youngest is None or youngest.age < sequence.age)
-                if step.prompts != before and (youngest is None or youngest.age < sequence.age):
+                if step.prompts_version != before and (youngest is None or youngest.age < sequence.age):
                     youngest = sequence
 
     def _continue_prefill(self, step: StepBuilder, sequence: Sequence, preempts: bool = True) -> None:

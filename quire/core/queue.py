@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
+from operator import attrgetter
 
 from quire.core.lazy_heap import LazyHeap
 from quire.core.limits import Limits
-from quire.core.prefix_tree import TOKEN_BYTES, Node, PrefixCursor, packed
+from quire.core.prefix_cache import PrefixCursor
+from quire.core.prefix_tree import TOKEN_BYTES, Node, packed
 from quire.core.sequence import Sequence
 from quire.errors import Overloaded
 from quire.request import Request
@@ -13,6 +15,7 @@ from quire.retry_reservations import MAX_WAIT_S, MIN_WAIT_S, RetryReservations
 
 PageKey = tuple[Node | str, bytes]  # a page to be computed: the end of the prefix before it, and its tokens
 PATIENCE = 64  # later prompts pass one that is longer, as long as they have at most so many times its tokens together
+_age = attrgetter("age")
 
 
 class Promise:
@@ -176,7 +179,7 @@ class Queue:
     def head(self) -> Sequence | None:
         """The sequence that starts next."""
         if self.focus is not None:
-            return min((one for one in self.focus if one in self._line), key=lambda one: one.age, default=None)
+            return min((chosen for chosen in self.focus if chosen in self._line), key=_age, default=None)
         first = self._line.peek()
         return None if first is None else first[1]
 

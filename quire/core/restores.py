@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from quire.core.host_tier import HostTier, prefix_digests
+from quire.core.host_tier import HostPage, HostTier, Restore, prefix_digests
 from quire.core.plan import PageCopy, copy_from_host
-from quire.core.prefix_tree import Match
-from quire.core.restore import HostPage, Restore
+from quire.core.prefix_cache import Match
 from quire.core.sequence import Sequence as Sample
 from quire.reach import Reach, first_page
 
@@ -75,12 +74,12 @@ class Restores:
             end = first + len(columns[group])
         while end > first:  # the most pages after which every other group has what going on reads
             begins = [max(first, self._first_needed(group, end)) for group in windows]
-            found = [pages_of(group, begin, end) for group, begin in zip(windows, begins, strict=True)]
-            reached = min((begin + len(pages) for begin, pages in zip(begins, found, strict=True)), default=end)
+            pages_after = [pages_of(group, begin, end) for group, begin in zip(windows, begins, strict=True)]
+            reached = min((begin + len(pages) for begin, pages in zip(begins, pages_after, strict=True)), default=end)
             if reached == end:
                 columns |= {
                     group: [*[0] * (begin - first), *pages]
-                    for group, begin, pages in zip(windows, begins, found, strict=True)
+                    for group, begin, pages in zip(windows, begins, pages_after, strict=True)
                 }
                 in_order = (columns[group][: end - first] for group in range(len(self._groups)))
                 return Restore(list(zip(*in_order, strict=True)), end)

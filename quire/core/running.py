@@ -4,14 +4,12 @@ from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
 from quire.core.adapter_slots import AdapterSlots
-from quire.core.host_tier import HostTier
+from quire.core.host_tier import HostTier, Restore, host_pages
 from quire.core.limits import Limits
 from quire.core.page_pool import PagePool
 from quire.core.plan import PageCopy, device_copy
-from quire.core.prefix_cache import PrefixCache
-from quire.core.prefix_tree import Match
+from quire.core.prefix_cache import Match, PrefixCache
 from quire.core.queue import Queue
-from quire.core.restore import Restore, host_pages
 from quire.core.restores import Moves, Restores, Restoring, abandon, copies_to
 from quire.core.sequence import Sequence, State
 from quire.core.snapshots import Snapshots
@@ -19,7 +17,7 @@ from quire.core.state_saves import Saved, StateSaves
 from quire.core.stats import Counters
 from quire.reach import first_page
 
-STEPS_BETWEEN_ADOPTIONS = 64
+STEPS_BETWEEN_DEDUPLICATIONS = 64
 _age = attrgetter("age")
 
 
@@ -46,7 +44,7 @@ class Running:
         self._page_size = limits.page_size
         self._queue = queue
         self._counters = counters
-        self._next_adoption = 0  # the step
+        self._next_deduplication = 0  # the step
         self._num_groups = len(limits.page_groups)
         self._windows = [(group, reach) for group, reach in enumerate(limits.page_groups) if reach is not None]
         self._free_slots = list(range(limits.max_batch_size - 1, -1, -1))
@@ -69,7 +67,7 @@ class Running:
         """The part of a sequence that waits which is in the cache, and what follows it on the host."""
         match = sequence.match = self.cache.match(sequence.salt, sequence.tokens, sequence.num_reusable, sequence.match)
         restore = None if self._restores is None else self._restores.find(sequence, match)
-        return match if restore is None else match._replace(begun=None, num_begun=0, restore=restore)
+        return match if restore is None else match._replace(partial_page=None, num_partial_tokens=0, restore=restore)
 
     def start(self, sequence: Sequence, match: Match, max_tokens: int) -> tuple[int, list[PageCopy]] | None:
         """`sequence` leaves the queue for a slot, to compute up to `max_tokens` tokens after those that are cached.
@@ -85,12 +83,12 @@ class Running:
         matched += [] if restore is None else restore.device_pages()
         wanted = limits.pages_to_start(len(sequence.tokens)) - len(matched) + self._pages_ahead()
         if wanted > cache.num_available and not is_alone:  # and holding pages makes none available
-            return self.start(sequence, match, max_tokens) if self._adopt_to_start() else None
-        copied = [] if match.begun is None else list(match.begun.pages)
+            return self.start(sequence, match, max_tokens) if self._deduplicate_to_start() else None
+        copied = [] if match.partial_page is None else list(match.partial_page.pages)
         kept = copied if self.saves is None else match.end_pages()  # not evicted for the pages that are taken
         cache.hold(matched)
         cache.hold(kept)
-        start = match.cursor.num_pages * limits.page_size + match.num_begun
+        start = match.cursor.num_pages * limits.page_size + match.num_partial_tokens
         cuts = [] if self.saves is None else self.saves.cuts(sequence, match)
         length = min((cuts[0] if cuts else sequence.prompt_end) - start, max_tokens)
         if is_alone:
@@ -102,7 +100,8 @@ class Running:
         cache.release(kept)
         if pages is None:
             cache.release(matched)
-            return self.start(sequence, match._replace(begun=None, num_begun=0), max_tokens) if copied else None
+            match = match._replace(partial_page=None, num_partial_tokens=0)
+            return self.start(sequence, match, max_tokens) if copied else None
         if self.saves is not None:
             if not match.has_state:  # it went with a page that was evicted: nothing kept it
                 cache.release((*matched, *pages))
@@ -167,8 +166,8 @@ class Running:
         """Give `sequence` `num_pages` more in each group, at the expense of younger ones if it `preempts`.
 
         When it is the youngest itself a decode returns to the queue; a prefill keeps what it has and waits for the
-        others to end. One that runs by itself waits for results after which a window leaves pages behind. Otherwise it
-        begins again too: it has computed a page that the cache has as well, and will then share it.
+        others to end. One that runs by itself waits until its window frees pages. Otherwise it begins again too: it has
+        computed a page that the cache has as well, and will then share it.
         """
         pages = self._take(sequence, num_pages * self._num_groups, preempts)
         if pages is None:
@@ -180,7 +179,7 @@ class Running:
         if self._windows:
             self._give_back(sequence)
         while (pages := self.cache.take(count)) is None:
-            if self._adopt():
+            if self._deduplicate_pages():
                 continue
             if not preempts:
                 return None
@@ -210,7 +209,7 @@ class Running:
         if pages is None:
             return None
         targets = iter(pages)
-        self._extend(sequence, [one if isinstance(one, int) else next(targets) for row in rows for one in row])
+        self._extend(sequence, [page if isinstance(page, int) else next(targets) for row in rows for page in row])
         sequence.num_planned += count * self._page_size
         del restore.rows[:count]
         if not restore.rows:
@@ -228,9 +227,9 @@ class Running:
         """Everything on the device is gone, and steps with these copies have no results."""
         if self.host is not None:
             self.host.abandon(self.host.take_saves()[1])
-            for one in moves:
-                if one is not None:
-                    abandon(self.host, one)
+            for abandoned in moves:
+                if abandoned is not None:
+                    abandon(self.host, abandoned)
 
     def trim(self, sequence: Sequence, end: int) -> None:
         """Take back the pages behind position `end`, which the device does not know: a chunk brings those it fills."""
@@ -264,49 +263,51 @@ class Running:
     def save_state(self, saved: list[Saved], sequence: Sequence) -> None:
         """Its chunk in the step with these saves ends where one of its own is due."""
         assert self.saves is not None
-        if (one := self.saves.save(sequence)) is not None:
-            saved.append(one)
+        if (save := self.saves.save(sequence)) is not None:
+            saved.append(save)
 
     def confirm_saves(self, saves: list[tuple[Saved, bool]]) -> None:
         """A step that saved states has its result. Whether each sequence had its slot until then."""
         assert self.saves is not None
-        for one, _ in saves:
-            if one.epoch == one.sequence.epoch:
-                self._publish(one.sequence)
+        for saved, _ in saves:
+            if saved.epoch == saved.sequence.epoch:
+                self._publish(saved.sequence)
         self.saves.confirm(saves)
 
     def drop_saves(self, saved: list[Saved]) -> list[Saved]:
         """Those of a plan under construction without those of sequences that were preempted for it."""
-        lost = [one for one in saved if one.epoch != one.sequence.epoch]
-        for one in lost:
-            assert self.snapshots is not None
-            self.snapshots.abandon(one.snapshot)
-        return [one for one in saved if one.epoch == one.sequence.epoch]
+        for save in saved:
+            if save.epoch != save.sequence.epoch:
+                assert self.snapshots is not None
+                self.snapshots.abandon(save.snapshot)
+        return [save for save in saved if save.epoch == save.sequence.epoch]
 
-    def _adopt(self) -> bool:
+    def _deduplicate_pages(self) -> bool:
         """Free pages that stand twice in the cache: where a prefix had no snapshot or is replayed, sequences have
         computed their own pages for tokens that the cache has pages for."""
-        for one in self if self.saves is not None or self._limits.replays else ():
-            self._publish(one)
-            if one.published is not None and self.cache.adopt(one.published, one.tables):
+        for sequence in self if self.saves is not None or self._limits.replays else ():
+            self._publish(sequence)
+            if sequence.published is not None and self.cache.deduplicate(sequence.published, sequence.tables):
                 return True
         return False
 
-    def _adopt_to_start(self) -> bool:
-        """As `_adopt`, which looks at every page of every sequence: not in each step of a wait that it cannot end."""
-        if self._counters.steps < self._next_adoption:
+    def _deduplicate_to_start(self) -> bool:
+        """The same, but not in each step of a wait that it cannot end: it looks at every page of every sequence."""
+        if self._counters.steps < self._next_deduplication:
             return False
-        found = self._adopt()
-        self._next_adoption = self._counters.steps + (0 if found else STEPS_BETWEEN_ADOPTIONS)
-        return found
+        has_freed = self._deduplicate_pages()
+        self._next_deduplication = self._counters.steps + (0 if has_freed else STEPS_BETWEEN_DEDUPLICATIONS)
+        return has_freed
 
     def _pages_ahead(self) -> int:
         """Pages that the running sequences need soon: those of their known tokens, and one more in each group."""
         count = self._num_groups * len(self)
-        for one in self if self._limits.replays else self.prefilling.values():
-            held = sum(max(0, len(table) - first) for table, first in zip(one.tables, one.first_held, strict=True))
-            is_short = one.state is State.PREFILLING or one.num_planned < one.replay_end
-            count += max(0, self._limits.pages_to_start(len(one.tokens)) - held) if is_short else 0
+        for sequence in self if self._limits.replays else self.prefilling.values():
+            held = sum(
+                max(0, len(table) - first) for table, first in zip(sequence.tables, sequence.first_held, strict=True)
+            )
+            is_short = sequence.state is State.PREFILLING or sequence.num_planned < sequence.replay_end
+            count += max(0, self._limits.pages_to_start(len(sequence.tokens)) - held) if is_short else 0
         return count
 
     def _num_fitting(self, num_pages: int) -> int:
@@ -326,7 +327,7 @@ class Running:
         )
 
     def _give_back(self, sequence: Sequence) -> None:
-        """Let go of the pages that no position after the confirmed ones reads. They are published first, so that they
+        """Release the pages that no position after the confirmed ones reads. They are published first, so that they
         can be matched for as long as they are not evicted."""
         for group, reach in self._windows:
             held, first = sequence.first_held[group], first_page(reach, sequence.num_computed, self._page_size)
@@ -345,3 +346,59 @@ class Running:
         all_pages = self.pool.num_free + self.cache.num_evictable == self.pool.num_usable
         all_pages &= all(part is None or part.is_balanced for part in (self.host, self.snapshots))
         return all_pages and len(self._free_slots) == self._limits.max_batch_size
+
+    def page_discrepancies(self) -> list[str]:
+        """A line for each page with a wrong count of holders, and one for each other wrong count."""
+        pool, cache = self.pool, self.cache
+        owners: dict[int, list[str]] = {page: ["the prefix cache"] for page in cache.pages()}
+        for sequence in self:
+            shared = [] if sequence.restore is None else sequence.restore.device_pages()
+            for page in (page for table in (*sequence.tables, shared) for page in table if page):
+                owners.setdefault(page, []).append(f"request {sequence.request_id}")
+        free = pool.free_pages()
+        lines = []
+        for page in range(1, pool.num_pages):
+            known, counted, times_free = owners.get(page, []), pool.holders(page), free.get(page, 0)
+            if counted != len(known) or times_free != (not known):
+                by = ", ".join(known) or "none"
+                lines.append(
+                    f"page {page} is held by {by}; {counted} holders are counted, it is free {times_free} times"
+                )
+        evictable = cache.count_evictable()
+        if evictable != cache.num_evictable:
+            lines.append(f"{evictable} pages of the prefix cache can be evicted; {cache.num_evictable} are counted")
+        return lines
+
+    def check(self) -> None:
+        """Assert every invariant."""
+        self.pool.check()
+        self.cache.check()
+        if self.snapshots is not None:
+            self.snapshots.check()
+        if self.host is not None:
+            self.host.check()
+        self.adapters.check(self)
+        assert not self.page_discrepancies()
+        slots = list(self._free_slots)
+        for sequence in self:
+            slots.append(sequence.slot)
+            pages = [page for table in sequence.tables for page in table if page]
+            assert len(set(pages)) == len(pages), f"sequence {sequence.id} has a page twice"
+            for table, held, reach in zip(sequence.tables, sequence.first_held, self._limits.page_groups, strict=True):
+                assert sequence.page_end == len(table) * self._page_size
+                assert not any(table[:held])
+                assert all(table[held:])
+                confirmed = max(sequence.num_computed, sequence.restore_end)
+                first = 0 if reach is None else first_page(reach, confirmed, self._page_size)
+                assert held <= first, "a page was given back early"
+            assert sequence.plain_end <= sequence.page_end
+            assert self.saves is None or sequence.save_at > sequence.num_planned or sequence.id in self.prefilling
+            assert sequence.num_computed <= sequence.num_planned <= sequence.page_end
+            assert 0 <= sequence.num_unsure <= sequence.num_planned - sequence.num_computed
+            assert sequence.num_computed <= len(sequence.tokens) <= max(sequence.limit, sequence.num_prompt)
+        assert sorted(slots) == list(range(self._limits.max_batch_size)), "a slot is lost or owned twice"
+        assert not self.prefilling.keys() & self.decoding.keys()
+        assert all(sequence.state is State.PREFILLING for sequence in self.prefilling.values())
+        assert all(sequence.state is State.DECODING for sequence in self.decoding.values())
+        assert self.max_tokens == sum(sequence.limit for sequence in self), "the sum of the limits is wrong"
+        assert self.num_guided == sum(sequence.request.grammar is not None for sequence in self)

@@ -4,10 +4,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from quire.core.adapter_slots import AdapterSlots
-from quire.core.blocker import Blocker
 from quire.core.completion import StepCompletion, StepInFlight
-from quire.core.invariants import check_running, page_discrepancies
-from quire.core.limits import Limits, SoFar, refuse_what_cannot_go_on
+from quire.core.limits import Limits, SoFar, refuse_impossible_resume
 from quire.core.plan import Failure, StepPlan, StepResult, Update
 from quire.core.planner import Planner
 from quire.core.prefix_exchange import PrefixExchange
@@ -15,7 +13,7 @@ from quire.core.queue import Queue
 from quire.core.requests import PrefixKey, Requests
 from quire.core.running import Running
 from quire.core.speculation import Speculation
-from quire.core.stats import Counters, SchedulerStats
+from quire.core.stats import Blocker, Counters, SchedulerStats
 from quire.core.step_budget import StepBudget
 from quire.errors import InvalidRequest
 from quire.request import Request
@@ -128,7 +126,7 @@ class Scheduler:
             if bounded:
                 self._queue.refuse_if_full(request)
         else:
-            refuse_what_cannot_go_on(request, so_far)
+            refuse_impossible_resume(request, so_far)
         self._requests.add(request, so_far, waited_s)
 
     def abort(self, request_id: int) -> None:
@@ -196,7 +194,7 @@ class Scheduler:
         is_at_rest = not self._requests and not self._in_flight and not self._running
         if not is_at_rest or (self._running.is_balanced and not thorough):
             return []
-        lines = page_discrepancies(self._running) or (
+        lines = self._running.page_discrepancies() or (
             [] if self._running.is_balanced else ["a slot or a snapshot is lost, or a page of the host stays held"]
         )
         if lines:
@@ -216,16 +214,15 @@ class Scheduler:
         limit = "nothing" if self.blocked_by is None else self.blocked_by.cause
         lines = [f"{len(running)} sequences run, {len(queue)} wait, {pages}, blocked by {limit}"]
         for request_id in request_ids:
-            for one in self._requests.sequences(request_id):
-                known = (
-                    f"{len(one.tokens)} tokens of {one.limit}, {one.num_computed} computed, {one.num_planned} planned"
-                )
-                lines.append(f"request {request_id}, sample {one.sample} is {one.state.name.lower()}: {known}")
+            for sequence in self._requests.sequences(request_id):
+                state = f"{len(sequence.tokens)} tokens of {sequence.limit}, {sequence.num_computed} computed"
+                state = f"{sequence.state.name.lower()}: {state}, {sequence.num_planned} planned"
+                lines.append(f"request {request_id}, sample {sequence.sample} is {state}")
             if request_id not in self._requests:
                 lines.append(f"request {request_id} has no sequence")
         return lines
 
     def check(self) -> None:
         """Assert every invariant."""
-        check_running(self._running)
+        self._running.check()
         self._requests.check()

@@ -5,9 +5,10 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import cast
 
+from quire.core.host_tier import Restore
 from quire.core.lookup import Lookup
-from quire.core.prefix_tree import Match, Node, PrefixCursor
-from quire.core.restore import Restore
+from quire.core.prefix_cache import Match, PrefixCursor
+from quire.core.prefix_tree import Node
 from quire.request import FinishReason, Request
 
 

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from quire.core.limits import Limits
-from quire.core.prefix_tree import Match, Node, PrefixCursor
+from quire.core.prefix_cache import Match, PrefixCursor
+from quire.core.prefix_tree import Node
 from quire.core.queue import Queue
 from quire.core.sequence import Sequence, State
 from quire.core.snapshots import Snapshots
@@ -38,12 +39,12 @@ class StateSaves:
 
     def cuts(self, sequence: Sequence, match: Match) -> list[int]:
         """The positions at which the prompt of `sequence`, to start after `match`, is cut for snapshots that stay."""
-        size, before, found = self._page_size, match.cursor.num_pages * self._page_size, []
+        size, before, cuts = self._page_size, match.cursor.num_pages * self._page_size, []
         for end in (len(match.path) * size, (len(sequence.tokens) - 1) // size * size):
             if end > before and end >= before + self._distance:
-                found.append(end)
+                cuts.append(end)
                 before = end
-        return found
+        return cuts
 
     def begin(self, sequence: Sequence, match: Match, cuts: list[int]) -> None:
         """`sequence` starts after `match`, with its state there."""
@@ -89,16 +90,17 @@ class StateSaves:
 
     def confirm(self, saves: Iterable[tuple[Saved, bool]]) -> None:
         """A step has its result. Whether each sequence had its slot until then, and has published what it computed."""
-        for one, had_slot in saves:
-            sequence, node = one.sequence, None
+        for saved, had_slot in saves:
+            sequence, node = saved.sequence, None
             if had_slot and sequence.published is not None:
-                node = self._node_at(sequence.published, one.end // self._page_size)
+                node = self._node_at(sequence.published, saved.end // self._page_size)
             if node is None:
-                self._snapshots.abandon(one.snapshot)
+                self._snapshots.abandon(saved.snapshot)
             else:
-                self._enter(one, node)
-            if one.stays and one.epoch == sequence.epoch:
-                self._queue.promise(sequence, None if node is None else PrefixCursor(node, one.end // self._page_size))
+                self._enter(saved, node)
+            if saved.stays and saved.epoch == sequence.epoch:
+                cursor = None if node is None else PrefixCursor(node, saved.end // self._page_size)
+                self._queue.promise(sequence, cursor)
 
     def _enter(self, saved: Saved, node: Node) -> None:
         """And drop the one before it, unless that stays."""

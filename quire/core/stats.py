@@ -1,6 +1,7 @@
-"""Numbers of the scheduler."""
+"""The numbers of the scheduler, and why the queue waits."""
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple
 
 # Why sequences joined running ones, in the words of text-generation-inference's `tgi_batch_concat`: the wait
@@ -46,3 +47,22 @@ class SchedulerStats(NamedTuple):
     right_guesses: int
     guessed_chunks: int
     joined_by: dict[str, int]
+
+
+class Blocker(Enum):
+    """A cause that keeps the head of the queue waiting: the limit of a setting, or something that is short.
+
+    Clients are told the `client_name`, in `blocked_s`; settings that limit the same thing share one.
+    """
+
+    def __init__(self, cause: str, client_name: str) -> None:
+        self.cause = cause
+        self.client_name = client_name
+
+    SLOTS = "max_batch_size", "slots"
+    PAGES = "pages", "pages"
+    PREFILL_TOKENS = "max_batch_prefill_tokens", "budget"
+    TOTAL_TOKENS = "max_batch_total_tokens", "budget"
+    WAITING_RULE = "waiting_served_ratio", "waiting_rule"
+    SHARED_PREFIX = "shared_prefix", "shared_prefix"
+    ADAPTERS = "adapters", "adapters"

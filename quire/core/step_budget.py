@@ -6,9 +6,9 @@ from quire.core.limits import Limits
 from quire.core.plan import StepPlan
 
 GROW_STEPS = 512  # without a failure, before twice as much is tried again
-OF_A_STEP = 256  # tokens that take as long as a step takes at least, on a GPU
+FIXED_STEP_COST = 256  # of a step on a GPU, in tokens
 DEFAULT_FIXED_TOKENS = 16.0  # before steps have been measured
-BESIDE_DECODES = 48  # tokens that take as long as decodes wait for the first tokens of prompts in their step
+WAIT_OF_DECODES = 48  # for the first tokens of prompts in their step, in tokens
 
 
 class StepBudget:
@@ -28,9 +28,8 @@ class StepBudget:
         self.max_prefill_beside_decodes: int | None = None  # tokens of prompts in a step in which sequences decode
         # Tokens of a step, ascending, that the executor is good at; () if all are alike.
         self.step_sizes: tuple[int, ...] = ()
-        # For the choice of guesses: the tokens that take as long as a step takes whatever it holds; how many times as
-        # long as another of as many tokens a step with guesses takes; and the numbers of tokens, ascending, that steps
-        # are padded to.
+        # For the choice of guesses: the fixed cost of a step, in tokens; how many times as long as others a step with
+        # guesses takes; and the numbers of tokens, ascending, that steps are padded to.
         self.fixed_tokens = DEFAULT_FIXED_TOKENS
         self.guessing_cost = 1.0
         self.padded_sizes: tuple[int, ...] = ()
@@ -79,7 +78,7 @@ class StepBudget:
         if not 0 < above < len(self.step_sizes):
             return 0
         excess, padding = num_tokens - self.step_sizes[above - 1], self.step_sizes[above] - num_tokens
-        return excess if padding > excess + (BESIDE_DECODES if has_decodes else OF_A_STEP) else 0
+        return excess if padding > excess + (WAIT_OF_DECODES if has_decodes else FIXED_STEP_COST) else 0
 
     def shrink(self, plan: StepPlan) -> bool:
         """`plan` was too large: halve its largest part. False when it was as small as can be."""

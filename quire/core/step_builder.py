@@ -92,8 +92,8 @@ class StepBuilder:
         return bool(self.chunks) or self.longest is not None or self.last is not None
 
     @property
-    def prompts(self) -> tuple[int, int, object, object]:
-        """Changes when a part of a prompt is added."""
+    def prompts_version(self) -> tuple[int, int, object, object]:
+        """Version of the prompt contents."""
         return len(self.chunks), len(self.restored), self.longest, self.last
 
     def restore(self, copies: list[PageCopy], restoring: Restoring) -> None:

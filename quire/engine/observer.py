@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
-from quire.core.blocker import Blocker
 from quire.core.plan import StepPlan
+from quire.core.stats import Blocker
 from quire.engine.executor import NOT_LAUNCHED, Pending
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Queue times and prefill work of requests."""
 
-from quire.core.blocker import Blocker
 from quire.core.plan import Chunk
+from quire.core.stats import Blocker
 from quire.engine.observer import Observer, Step
 from quire.ipc.messages import Account, Started
 

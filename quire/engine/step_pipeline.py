@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from quire.core.blocker import Blocker
 from quire.core.plan import StepPlan, StepResult
+from quire.core.stats import Blocker
 from quire.engine.executor import Executor, FailedLaunch
 from quire.engine.observer import Judge, Observers, Step
 

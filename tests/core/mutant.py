@@ -14,7 +14,7 @@ class Mutant(NamedTuple):
     explanation: str = ""  # why it may survive: no behaviour differs
 
 
-REACH, USABLE = "reach.py", "core/usable_prefix.py"
+REACH = "reach.py"
 POOL, CACHE, TREE, QUEUE = "core/page_pool.py", "core/prefix_cache.py", "core/prefix_tree.py", "core/queue.py"
 RESERVATIONS = "retry_reservations.py"
 RUNNING, SEQUENCE, REQUESTS = "core/running.py", "core/sequence.py", "core/requests.py"

@@ -63,7 +63,9 @@ EXCHANGE_MUTANTS = (
         "tuple(max(first, table.count(0)) for table in tables)",
         "tuple(table.count(0) for table in tables)",
     ),
-    Mutant("exchange: pages are read that were evicted", EXCHANGE, "if found == end else None", "if found else None"),
+    Mutant(
+        "exchange: pages are read that were evicted", EXCHANGE, "if found_end == end else None", "if found else None"
+    ),
     Mutant(
         "exchange: pages are those of the whole prompt",
         EXCHANGE,

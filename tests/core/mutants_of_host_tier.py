@@ -13,7 +13,7 @@ from tests.core.mutant import (
     Mutant,
 )
 
-HOST, RESTORE, RESTORES = "core/host_tier.py", "core/restore.py", "core/restores.py"
+HOST, RESTORES = "core/host_tier.py", "core/restores.py"
 
 HOST_TIER_MUTANTS = (
     Mutant("nothing is saved", CACHE, "if self._host is not None:", "if False:", within="def _evict_end"),
@@ -25,29 +25,39 @@ HOST_TIER_MUTANTS = (
     Mutant(
         "a page can be read before its copy is confirmed",
         HOST,
-        "found if found is not None and found.is_ready else None",
-        "found",
+        "host_page if host_page is not None and host_page.is_ready else None",
+        "host_page",
     ),
-    Mutant("a page that is saved is never ready", HOST, "one.is_ready = True", "pass"),
+    Mutant("a page that is saved is never ready", HOST, "host_page.is_ready = True", "pass"),
     Mutant(
         "a page that is being written is not held",
         HOST,
         "        self._pool.hold(pages)\n        reserved",
         "        reserved",
     ),
-    Mutant("a page that is held is overwritten", HOST, "if one.is_ready and self._is_idle(one)", "if one.is_ready"),
-    Mutant("a page that is being written is overwritten", HOST, "if one.is_ready and self._is_idle(one)", "if True"),
+    Mutant(
+        "a page that is held is overwritten",
+        HOST,
+        "if host_page.is_ready and self._is_idle(host_page)",
+        "if host_page.is_ready",
+    ),
+    Mutant(
+        "a page that is being written is overwritten",
+        HOST,
+        "if host_page.is_ready and self._is_idle(host_page)",
+        "if True",
+    ),
     Mutant(
         "the most recently used gives way",
         HOST,
-        "for one in self._pages.values() if one.is_ready",
-        "for one in reversed(self._pages.values()) if one.is_ready",
+        "for host_page in self._pages.values() if host_page.is_ready",
+        "for host_page in reversed(self._pages.values()) if host_page.is_ready",
     ),
     Mutant("saves have no limit", HOST, "if len(self._copies) < self._max_saves else None", "if True else None"),
     Mutant("a page is saved twice", HOST, "            if key in self._pages:", "            if False:"),
     Mutant("what is saved again is not used", HOST, "self._pages.move_to_end(key)", "pass"),
-    Mutant("what is read is not used", HOST, "self._pages.move_to_end(one.key)", "pass"),
-    Mutant("the end of a prefix is used last", HOST, "for one in reversed(held):", "for one in held:"),
+    Mutant("what is read is not used", HOST, "self._pages.move_to_end(host_page.key)", "pass"),
+    Mutant("the end of a prefix is used last", HOST, "for host_page in reversed(held):", "for host_page in held:"),
     Mutant(
         "saves stay for the next plan too",
         HOST,
@@ -58,14 +68,14 @@ HOST_TIER_MUTANTS = (
     Mutant(
         "an abandoned page stays",
         HOST,
-        "            self._forget(one)\n            self._pool.release((one.page,))",
-        "            self._pool.release((one.page,))",
+        "            self._forget(host_page)\n            self._pool.release((host_page.page,))",
+        "            self._pool.release((host_page.page,))",
     ),
     Mutant(
         "an abandoned page stays held",
         HOST,
-        "            self._forget(one)\n            self._pool.release((one.page,))",
-        "            self._forget(one)",
+        "            self._forget(host_page)\n            self._pool.release((host_page.page,))",
+        "            self._forget(host_page)",
     ),
     Mutant("pages of a failed step are trusted", RESTORES, "host.distrust(restoring.pages)", "pass"),
     Mutant("pages of a failed step stay held", RESTORES, "        host.release(restoring.pages)", "        pass"),
@@ -165,9 +175,7 @@ HOST_TIER_MUTANTS = (
     ),
     Mutant("copies from the host are not planned", STEP_BUILDER, "self.copies += copies", "pass"),
     Mutant("copies from the host are not confirmed", STEP_BUILDER, "self.restored.append(restoring)", "pass"),
-    Mutant(
-        "the first row waits for room that never comes", RESTORE, "not (at_least_one and num_copies == most)", "True"
-    ),
+    Mutant("the first row waits for room that never comes", HOST, "not (at_least_one and num_copies == most)", "True"),
     Mutant("pages are saved after they were overwritten", PLANNER, "(*saves, *step.copies)", "(*step.copies, *saves)"),
     Mutant(
         "a step that copies and computes nothing is not planned",

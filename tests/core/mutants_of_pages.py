@@ -13,7 +13,6 @@ from tests.core.mutant import (
     SCHEDULER,
     SEQUENCE,
     TREE,
-    USABLE,
     Mutant,
 )
 
@@ -160,11 +159,11 @@ PAGE_MUTANTS = (
     ),
     Mutant(
         "a prefix goes on without the first page of its window",
-        USABLE,
+        CACHE,
         "needed = range(first_page(reach, count * page_size, page_size), count)",
         "needed = range(first_page(reach, count * page_size, page_size) + 1, count)",
     ),
-    Mutant("a missing page of a window is overlooked", USABLE, "if missing is not None:", "if False:"),
+    Mutant("a missing page of a window is overlooked", CACHE, "if missing is not None:", "if False:"),
     Mutant(
         "a page of a window counts as evictable while it is held",
         CACHE,
@@ -201,12 +200,17 @@ PAGE_MUTANTS = (
         "",
         explanation="holds are released too: see above",
     ),
-    Mutant("what was copied is computed again", RUNNING, "* limits.page_size + match.num_begun", "* limits.page_size"),
+    Mutant(
+        "what was copied is computed again",
+        RUNNING,
+        "* limits.page_size + match.num_partial_tokens",
+        "* limits.page_size",
+    ),
     Mutant(
         "a start without its copy is not tried",
         RUNNING,
-        "max_tokens) if copied else None",
-        "max_tokens) if 0 else None",
+        "match, max_tokens) if copied else None",
+        "match, max_tokens) if 0 else None",
     ),
     Mutant(
         "all tokens of a prompt are copied",

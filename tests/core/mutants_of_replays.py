@@ -70,8 +70,8 @@ REPLAY_MUTANTS = (
     Mutant(
         "the pages of a replay are given to others",
         RUNNING,
-        "is_short = one.state is State.PREFILLING or one.num_planned < one.replay_end",
-        "is_short = one.state is State.PREFILLING",
+        "is_short = sequence.state is State.PREFILLING or sequence.num_planned < sequence.replay_end",
+        "is_short = sequence.state is State.PREFILLING",
         explanation="those that start too early are preempted, and no answer differs",
     ),
     Mutant("replays go with anything", LIMITS, "if self.replays and (", "if False and ("),

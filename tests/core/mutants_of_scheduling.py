@@ -79,7 +79,7 @@ SCHEDULING_MUTANTS = (
         "no prompt is cut for a good size", BUDGET, "return excess if padding > excess", "return 0 if padding > excess"
     ),
     Mutant("most of a prompt is left to the next step", PROMPTS, "if has_decodes and 2 * excess >", "if False and 1 >"),
-    Mutant("a prompt alone is cut as beside decodes", BUDGET, "else OF_A_STEP)", "else BESIDE_DECODES)"),
+    Mutant("a prompt alone is cut as beside decodes", BUDGET, "else FIXED_STEP_COST)", "else WAIT_OF_DECODES)"),
     Mutant(
         "a prompt that is cut keeps its pages",
         PROMPTS,

@@ -13,7 +13,6 @@ from tests.core.mutant import (
     SEQUENCE,
     SNAPSHOTS,
     STEP_BUILDER,
-    USABLE,
     Mutant,
 )
 
@@ -27,7 +26,7 @@ SNAPSHOT_MUTANTS = (
     ),
     # Snapshots
     Mutant("a prefix is reused without its state", REQUESTS, "snapshots != 0", "snapshots != -1"),
-    Mutant("a prefix ends without a snapshot", USABLE, "while with_state and count and not", "while False and not"),
+    Mutant("a prefix ends without a snapshot", CACHE, "while with_state and count and not", "while False and not"),
     Mutant(
         "a page that begins alike is copied, and its state is not",
         CACHE,
@@ -36,9 +35,15 @@ SNAPSHOT_MUTANTS = (
     ),
     Mutant("a snapshot outlives its page", CACHE, "            self._snapshots.drop(node)\n", "            pass\n"),
     Mutant("the most recently used snapshot is given up", CACHE, "self._snapshots.touch(node)", "pass"),
-    Mutant("pages stand twice in the cache", RUNNING, "            if self._adopt():", "            if False:"),
     Mutant(
-        "a page that others hold is replaced", CACHE, " and self._pool.holders(page) == 1\n", "\n", within="def adopt"
+        "pages stand twice in the cache", RUNNING, "            if self._deduplicate_pages():", "            if False:"
+    ),
+    Mutant(
+        "a page that others hold is replaced",
+        CACHE,
+        " and self._pool.holders(page) == 1\n",
+        "\n",
+        within="def deduplicate",
     ),
     Mutant("a slot starts without its state", STEP_BUILDER, "snapshot=sequence.snapshot", "snapshot=0"),
     Mutant(
@@ -84,8 +89,8 @@ SNAPSHOT_MUTANTS = (
     Mutant(
         "a state that a sequence ended with is lost",
         COMPLETION,
-        "one.epoch == one.sequence.epoch) for one in saved]",
-        "False) for one in saved]",
+        "save.epoch == save.sequence.epoch) for save in saved]",
+        "False) for save in saved]",
     ),
     Mutant(
         "a save of one that was preempted stays in the plan",
@@ -93,7 +98,7 @@ SNAPSHOT_MUTANTS = (
         "step.saved = self._running.drop_saves(step.saved)",
         "pass",
     ),
-    Mutant("the snapshot of one that was preempted is lost", RUNNING, "self.snapshots.abandon(one.snapshot)", "pass"),
+    Mutant("the snapshot of one that was preempted is lost", RUNNING, "self.snapshots.abandon(save.snapshot)", "pass"),
     Mutant("a burst runs over a snapshot", PLANNER, "length = min(length, sequence.save_at - start)", "pass"),
     Mutant("decodes run past a snapshot", SEQUENCE, "self.plain_end = min(self.plain_end, self.save_at - 1)", "pass"),
     Mutant("the state of an answer is not saved", PLANNER, "if sequence.num_planned == sequence.save_at:", "if False:"),
@@ -166,7 +171,7 @@ SNAPSHOT_MUTANTS = (
     Mutant(
         "pages that stand twice keep others waiting",
         RUNNING,
-        "if self._adopt_to_start() else None",
+        "if self._deduplicate_to_start() else None",
         "if False else None",
     ),
     Mutant(
@@ -184,13 +189,13 @@ SNAPSHOT_MUTANTS = (
     Mutant(
         "those that wait for a snapshot wait on",
         SAVES,
-        "if one.stays and one.epoch == sequence.epoch:",
+        "if saved.stays and saved.epoch == sequence.epoch:",
         "if False:",
     ),
     Mutant(
         "the next snapshot is not promised",
         SAVES,
-        "None if node is None else PrefixCursor(node, one.end // self._page_size)",
+        "None if node is None else PrefixCursor(node, saved.end // self._page_size)",
         "None",
     ),
 )

@@ -3,8 +3,8 @@
 import pytest
 
 from quire.core.adapter_slots import AdapterSlots
-from quire.core.blocker import Blocker
 from quire.core.sequence import Sequence
+from quire.core.stats import Blocker
 from quire.errors import EngineFailed, ModelNotFound
 from tests.core.harness import Harness, limits, request
 from tests.fake_executor import expected_tokens

@@ -4,7 +4,7 @@ import tracemalloc
 
 import pytest
 
-from quire.core.blocker import Blocker
+from quire.core.stats import Blocker
 from quire.errors import DeadlineExceeded, InvalidRequest, Overloaded, PromptTooLong
 from quire.request import FinishReason
 from tests.core.harness import Harness, limits, request

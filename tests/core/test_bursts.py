@@ -1,7 +1,7 @@
 """Several tokens of each sequence in one step, while nobody could join them."""
 
-from quire.core.blocker import Blocker
 from quire.core.plan import StepResult
+from quire.core.stats import Blocker
 from quire.request import FinishReason, Grammar, GrammarKind
 from tests.core.harness import Harness, limits, request
 from tests.fake_executor import expected_tokens

@@ -1,9 +1,8 @@
 """The account of the host's pages."""
 
-from quire.core.host_tier import HostTier, prefix_digests
+from quire.core.host_tier import HostPage, HostTier, prefix_digests
 from quire.core.page_pool import PagePool
 from quire.core.prefix_cache import PrefixCache
-from quire.core.restore import HostPage
 
 
 def test_digests_name_prefixes_by_all_their_tokens_and_the_salt():

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.core.host_tier import HostTier, prefix_digests
+from quire.core.host_tier import HostPage, HostTier, prefix_digests
 from quire.core.plan import StepPlan, StepResult, Tier
-from quire.core.prefix_tree import Match, PrefixCursor
-from quire.core.restore import HostPage
+from quire.core.prefix_cache import Match, PrefixCursor
 from quire.core.restores import Restores
 from quire.request import Request
 from tests.core.harness import GREEDY, Harness, limits, request

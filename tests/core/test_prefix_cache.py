@@ -4,10 +4,8 @@ from typing import Any
 
 import pytest
 
-from quire.core.invariants import check_cache
 from quire.core.page_pool import PagePool
-from quire.core.prefix_cache import PrefixCache
-from quire.core.prefix_tree import Match
+from quire.core.prefix_cache import Match, PrefixCache
 from quire.core.snapshots import Snapshots
 from quire.reach import ChunkReach
 
@@ -29,7 +27,7 @@ def enter(pool: PagePool, cache: PrefixCache, tokens: list[int], salt: str = "")
     pages = pool.take(len(tokens) // 2)
     cache.publish(salt, tokens, [pages], len(pages))
     cache.release(pages)
-    check_cache(cache)
+    cache.check()
     return pages
 
 
@@ -57,7 +55,7 @@ def test_a_page_computed_twice_stays_private_to_the_second():
     enter(pool, cache, [1, 2])
     (page,) = pool.take(1)
     cache.publish("", [1, 2], [[page]], 1)
-    check_cache(cache)
+    cache.check()
     assert pool.holders(page) == 1
     cache.release([page])
     assert pool.holders(page) == 0
@@ -76,7 +74,7 @@ def test_eviction_takes_the_least_recently_used_from_its_end():
     assert pool.holders(old[1]) == 0
     assert cache.evict(5) == 1
     assert len(cache.pages()) == 0
-    check_cache(cache)
+    cache.check()
 
 
 def test_a_prefix_is_evicted_only_as_far_as_it_was_used_before_others():
@@ -86,7 +84,7 @@ def test_a_prefix_is_evicted_only_as_far_as_it_was_used_before_others():
     cache.match("", [1, 2], 9)
     assert cache.evict(3) == 3
     assert [pool.holders(page) for page in (*old, *new)] == [1, 0, 0, 1, 0], "its beginning was used last"
-    check_cache(cache)
+    cache.check()
     assert cache.evict(9) == 2
 
 
@@ -138,14 +136,14 @@ def test_taking_evicts_nothing_when_pages_before_held_ones_would_be_needed():
     (unused,) = enter(pool, cache, [9, 9])
     mine = pool.take(2)
     cache.publish("", [1, 2, 3, 4], [mine], 2)
-    check_cache(cache)
+    cache.check()
     assert pool.num_free == 1
     assert cache.num_available == 2
     assert cache.take(3) is None
     assert found(cache, [9, 9], 2) == [unused]
     assert cache.num_evicted == 0
     cache.release(mine)
-    check_cache(cache)
+    cache.check()
     assert cache.num_available == 5
     assert set(cache.take(5)) == {shared, unused, *mine, 5}
 
@@ -156,7 +154,7 @@ def test_dropping_a_salt_forgets_it_and_leaves_its_holders_their_pages():
     enter(pool, cache, [1, 2], salt="b")
     cache.hold(pages)
     cache.drop("a")
-    check_cache(cache)
+    cache.check()
     assert len(cache.pages()) == 1
     assert all(pool.holders(page) == 1 for page in pages)
     cache.release(pages)
@@ -215,7 +213,7 @@ def test_what_was_evicted_after_it_was_published_is_entered_anew():
     cursor = cache.publish("", [1, 2], [mine], 1)
     assert cache.evict(1) == 1
     cache.publish("", [1, 2, 3, 4], [mine], 2, cursor)
-    check_cache(cache)
+    cache.check()
     assert found(cache, [1, 2, 3, 4], 4) == mine
 
 
@@ -261,7 +259,7 @@ def test_a_prefix_ends_where_every_group_can_go_on():
     full, window = pool.take(6), pool.take(6)
     window[3] = 0
     cache.publish("", tokens, [full, window], 6)
-    check_cache(cache)
+    cache.check()
     lengths = {most: cache.match("", tokens, most).cursor.num_pages for most in (12, 10, 8, 6)}
     assert lengths == {12: 6, 10: 3, 8: 3, 6: 3}
 
@@ -273,7 +271,7 @@ def test_pages_of_a_window_are_evicted_on_their_own_and_can_be_computed_again():
     full, window = pool.take(4), pool.take(4)
     cache.publish("", tokens, [full, window], 4)
     cache.release(window[:3])
-    check_cache(cache)
+    cache.check()
     assert cache.num_evictable == 3, "the page after them is held, and they need not stay for it"
     assert cache.evict(3) == 3
     assert cache.match("", tokens, 6).cursor.num_pages == 0
@@ -281,7 +279,7 @@ def test_pages_of_a_window_are_evicted_on_their_own_and_can_be_computed_again():
     again = pool.take(1)
     cache.publish("", tokens, [full, [0, 0, *again, window[3]]], 4)
     assert cache.match("", tokens, 6).cursor.num_pages == 3
-    check_cache(cache)
+    cache.check()
 
 
 def test_a_page_of_a_window_that_is_held_again_is_not_evicted():
@@ -322,7 +320,7 @@ def test_with_a_leaf_go_the_pages_of_all_its_groups():
     assert cache.evict(1) == 1, "the page of a window goes first: it was let go first"
     assert cache.evict(1) == 2
     assert [pool.holders(table[1]) for table in tables] == [0, 1, 0], "a sequence keeps its page of the window"
-    check_cache(cache)
+    cache.check()
     assert cache.evict(9) == 2
     cache.release([tables[1][1]])
     assert pool.num_free == 29
@@ -333,7 +331,7 @@ def test_a_page_that_begins_like_the_next_tokens_is_found_if_half_of_it_does():
     first, second = pool.take(2), pool.take(2)
     cache.publish("", [0, 0, 0, 0, 1, 2, 3, 4], [first], 2)
     cache.publish("", [0, 0, 0, 0, 1, 2, 9, 9], [second], 2)
-    for tokens, most, begun in (
+    for tokens, most, partial in (
         ([0, 0, 0, 0, 1, 2, 3, 7], 8, (first[1], 3)),
         ([0, 0, 0, 0, 1, 2, 9, 7], 8, (second[1], 3)),
         ([0, 0, 0, 0, 1, 2, 3, 4], 7, (first[1], 3)),
@@ -343,7 +341,7 @@ def test_a_page_that_begins_like_the_next_tokens_is_found_if_half_of_it_does():
         ([0, 0, 0, 7], 4, (first[0], 3)),
     ):
         match = cache.match("", tokens, most)
-        assert (match.begun and match.begun.pages[0], match.num_begun) == begun
+        assert (match.partial_page and match.partial_page.pages[0], match.num_partial_tokens) == partial
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -352,7 +350,7 @@ def test_a_page_that_a_group_lacks_is_not_found_by_its_beginning(is_there):
     cache = PrefixCache(pool, 4, (None, 5))
     full, window = pool.take(2), pool.take(2)
     cache.publish("", [0, 0, 0, 0, 1, 2, 3, 4], [full, window if is_there else [window[0], 0]], 2)
-    assert (cache.match("", [0, 0, 0, 0, 1, 2, 3, 7], 8).begun is not None) == is_there
+    assert (cache.match("", [0, 0, 0, 0, 1, 2, 3, 7], 8).partial_page is not None) == is_there
 
 
 def test_pages_of_a_sequence_replace_those_of_the_same_tokens_that_only_the_tree_holds():
@@ -361,12 +359,12 @@ def test_pages_of_a_sequence_replace_those_of_the_same_tokens_that_only_the_tree
     first, second = pool.take(2), pool.take(3)
     cache.publish("", [1, 2, 3, 4], [first], 2)
     cursor = cache.publish("", [1, 2, 3, 4, 5, 6], [second], 3)
-    assert cache.adopt(cursor, [second]) == 0, "another sequence holds them"
+    assert cache.deduplicate(cursor, [second]) == 0, "another sequence holds them"
     cache.release(first)
-    assert cache.adopt(cursor, [second]) == 2
+    assert cache.deduplicate(cursor, [second]) == 2
     assert set(cache.pages()) == set(second)
-    check_cache(cache)
+    cache.check()
     cache.release(second)
     assert cache.evict(9) == 3
-    check_cache(cache)
+    cache.check()
     assert pool.num_free == 15

@@ -4,10 +4,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from quire.core.invariants import check_cache
 from quire.core.page_pool import PagePool
-from quire.core.prefix_cache import PrefixCache
-from quire.core.prefix_tree import Match, Node, PrefixCursor, packed
+from quire.core.prefix_cache import Match, PrefixCache, PrefixCursor
+from quire.core.prefix_tree import Node, packed
 from quire.core.snapshots import Snapshots
 from quire.reach import ChunkReach, Reach
 from tests.fake_executor import is_read
@@ -125,11 +124,11 @@ class Trees(RuleBasedStateMachine):
 
     @precondition(lambda self: self.snapshots is not None and self.cursors)
     @rule(data=st.data())
-    def adopt(self, data):
+    def deduplicate(self, data):
         """After it a sequence keeps no page from being evicted that stands for the same tokens as its own."""
         _, _, tables = data.draw(st.sampled_from([one for one in self.running if id(one[2]) in self.cursors]))
         before, cursor = self.cache.num_available, self.cursors[id(tables)]
-        freed = self.cache.adopt(cursor, tables)
+        freed = self.cache.deduplicate(cursor, tables)
         assert self.cache.num_available == before + freed
         node, index = cursor.end, cursor.num_pages - 1
         while not isinstance(node, str) and node.parent is not None:
@@ -252,7 +251,7 @@ class Trees(RuleBasedStateMachine):
 
     def check(self) -> None:
         self.pool.check()
-        check_cache(self.cache)
+        self.cache.check()
         if self.snapshots is not None:
             self.snapshots.check()
             assert self.snapshots.is_balanced

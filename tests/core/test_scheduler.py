@@ -2,9 +2,9 @@
 
 import pytest
 
-from quire.core.blocker import Blocker
 from quire.core.plan import Kind, StepResult
 from quire.core.sequence import Sequence
+from quire.core.stats import Blocker
 from quire.core.step_builder import StepBuilder
 from quire.errors import RequestFailed
 from quire.request import FinishReason, SamplingParams

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from quire.core.blocker import Blocker
 from quire.core.limits import Limits
 from quire.core.plan import StepPlan
 from quire.core.scheduler import Scheduler
+from quire.core.stats import Blocker
 from quire.engine.driver import Driver, Phase
 from quire.engine.engine import Engine
 from quire.engine.observer import Step
