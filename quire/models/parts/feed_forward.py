@@ -15,7 +15,7 @@ from quire.models.parts.projection import split_mlp
 from quire.models.parts.routing import Router
 from quire.ops.gates import tanh_gelu
 from quire.ops.weights.deferred import VisitSums
-from quire.ops.weights.experts import ExpertWeights, Gate, gated_experts
+from quire.ops.weights.experts import Gate, GatedExperts
 from quire.ops.weights.products import gated_mlp, matmul, project, project_sums, rounded
 from quire.ops.weights.rounded_rows import BlockOutput, Rows, Sums, scaled, values
 
@@ -126,17 +126,9 @@ class Experts:
         # Padding visits no expert that the first token does not, so none is read for it.
         share, expert = self.router(weights["router"], x, ops.experts.choose, ops.is_real)
         biases = weights.get("gate_up_bias"), weights.get("down_bias")
-        return gated_experts(
-            self.gate,
-            x,
-            share,
-            expert,
-            ExpertWeights(weights["gate_up"], weights["down"], *biases),
-            ops.experts,
-            scales_inputs=self.scales_inputs,
-            leaves_sums=ops.norms.add_visits_rms is not None,
-            is_real=ops.is_real,
-        )
+        experts = GatedExperts(self.gate, weights["gate_up"], weights["down"], *biases, self.scales_inputs)
+        leaves_sums = ops.norms.add_visits_rms is not None
+        return experts.total(x, share, expert, ops.experts, leaves_sums=leaves_sums, is_real=ops.is_real)
 
     def for_devices(self, num_devices: int) -> "Experts":
         bias = self.gate_up_bias

@@ -61,91 +61,74 @@ def _declined(
 NONE = kernels_of(_declined)
 
 
-class ExpertWeights(NamedTuple):
+class GatedExperts(NamedTuple):
+    """The gated MLPs of a layer. Where it `scales_inputs`, the shares of experts are factors of what they are given,
+    not of their outputs."""
+
+    gate: Gate
     gate_up: Weight  # [e, p, 2, m / p, d]
     down: Weight  # [e, d, m]
     gate_up_bias: jax.Array | None = None  # [e, p, 2, m / p]
     down_bias: jax.Array | None = None  # [e, d]
+    scales_inputs: bool = False
 
+    def total(
+        self,
+        x: jax.Array,
+        share: jax.Array,
+        expert: jax.Array,
+        kernels: ExpertKernels,
+        *,
+        leaves_sums: bool = False,
+        is_real: jax.Array | None = None,
+    ) -> jax.Array | VisitSums:
+        """The sum over the experts [t, chosen] that tokens x [t, d] visit, weighted by their shares. Where it
+        `leaves_sums`, its reader adds up what the experts of a token give, if they come apart."""
+        found = self._by_kernels(x, share, expert, kernels, leaves_sums=leaves_sums)
+        return self._sorted_by_expert(x, share, expert, is_real) if found is None else found
 
-def gated_experts(
-    gate: Gate,
-    x: jax.Array,
-    share: jax.Array,
-    expert: jax.Array,
-    weights: ExpertWeights,
-    kernels: ExpertKernels,
-    *,
-    scales_inputs: bool = False,
-    leaves_sums: bool = False,
-    is_real: jax.Array | None = None,
-) -> jax.Array | VisitSums:
-    """The sum of the gated MLPs of the experts [t, chosen] that tokens x [t, d] visit, weighted by their shares.
+    def _by_kernels(
+        self, x: jax.Array, share: jax.Array, expert: jax.Array, kernels: ExpertKernels, *, leaves_sums: bool
+    ) -> jax.Array | VisitSums | None:
+        """By the platform's kernels, if it has some for these weights. Tokens stay in their order."""
+        inputs = x[:, None]
+        if self.scales_inputs:
+            inputs = (inputs.astype(jnp.float32) * share[:, :, None]).astype(x.dtype)
+        active = kernels.product(inputs, expert, self.gate_up, self.gate_up_bias, self.gate)
+        if active is None:
+            return None
+        if leaves_sums and not self.scales_inputs:
+            visits = kernels.product(active, expert, self.down, self.down_bias)
+            if visits is not None:
+                return VisitSums(visits, share, x.dtype)
+        out = kernels.total(active, expert, None if self.scales_inputs else share, self.down, self.down_bias)
+        return None if out is None else out.astype(x.dtype)
 
-    Where it `scales_inputs`, shares are factors of what an expert is given, not of its output. Where it `leaves_sums`,
-    its reader adds up what the experts of a token give, if they come apart.
-    """
-    found = _by_kernels(gate, x, share, expert, weights, kernels, scales_inputs, leaves_sums)
-    return _sorted_by_expert(gate, x, share, expert, weights, scales_inputs, is_real) if found is None else found
+    def _sorted_by_expert(
+        self, x: jax.Array, share: jax.Array, expert: jax.Array, is_real: jax.Array | None
+    ) -> jax.Array:
+        """Tokens are sorted by expert: the experts are one grouped product, and each token visits its own only."""
+        tokens, chosen = expert.shape
+        num_experts, *parts, embed = self.gate_up.shape
+        if is_real is not None:  # padding visits none: its rows are behind all others
+            expert = jnp.where(is_real[:, None], expert, num_experts)
+        order = jnp.argsort(expert.reshape(-1), stable=True)  # of the visits, [t * chosen]
+        visits = jnp.bincount(expert.reshape(-1), length=num_experts)  # of each expert
+        visited = expert.reshape(-1)[order]
 
+        def biased(found: jax.Array, bias: jax.Array | None) -> jax.Array:
+            return found if bias is None else found + bias[visited].astype(jnp.float32).reshape(found.shape)
 
-def _by_kernels(
-    gate: Gate,
-    x: jax.Array,
-    share: jax.Array,
-    expert: jax.Array,
-    weights: ExpertWeights,
-    kernels: ExpertKernels,
-    scales_inputs: bool,
-    leaves_sums: bool,
-) -> jax.Array | VisitSums | None:
-    """By the platform's kernels, if it has some for these weights. Tokens stay in their order."""
-    gate_up, down, gate_up_bias, down_bias = weights
-    inputs = x[:, None]
-    if scales_inputs:
-        inputs = (inputs.astype(jnp.float32) * share[:, :, None]).astype(x.dtype)
-    active = kernels.product(inputs, expert, gate_up, gate_up_bias, gate)
-    if active is None:
-        return None
-    if leaves_sums and not scales_inputs:
-        visits = kernels.product(active, expert, down, down_bias)
-        if visits is not None:
-            return VisitSums(visits, share, x.dtype)
-    out = kernels.total(active, expert, None if scales_inputs else share, down, down_bias)
-    return None if out is None else out.astype(x.dtype)
-
-
-def _sorted_by_expert(
-    gate: Gate,
-    x: jax.Array,
-    share: jax.Array,
-    expert: jax.Array,
-    weights: ExpertWeights,
-    scales_inputs: bool,
-    is_real: jax.Array | None,
-) -> jax.Array:
-    """Tokens are sorted by expert, so that the experts are one grouped product and each token visits its own only."""
-    gate_up, down, gate_up_bias, down_bias = weights
-    tokens, chosen = expert.shape
-    num_experts, *parts, embed = gate_up.shape
-    if is_real is not None:  # padding visits none: its rows are behind all others
-        expert = jnp.where(is_real[:, None], expert, num_experts)
-    order = jnp.argsort(expert.reshape(-1), stable=True)  # of the visits, [t * chosen]
-    visits = jnp.bincount(expert.reshape(-1), length=num_experts)  # of each expert
-    visited = expert.reshape(-1)[order]
-
-    def biased(found: jax.Array, bias: jax.Array | None) -> jax.Array:
-        return found if bias is None else found + bias[visited].astype(jnp.float32).reshape(found.shape)
-
-    inputs, share = x[order // chosen], share.reshape(-1)[order][:, None]
-    if scales_inputs:
-        inputs = (inputs.astype(jnp.float32) * share).astype(x.dtype)
-    both = biased(gate_up.grouped_product(inputs, visits), gate_up_bias).astype(x.dtype).reshape(-1, *parts)
-    outputs = down.grouped_product_of_gated(gate, both, visits)
-    if outputs is None:
-        wide = both.astype(jnp.float32)
-        active = gate(wide[:, :, 0], wide[:, :, 1]).astype(both.dtype).reshape(len(both), -1)
-        outputs = down.grouped_product(active, visits)
-    outputs = biased(outputs, down_bias)
-    outputs = outputs if scales_inputs else outputs * share
-    return jnp.zeros((tokens, embed), jnp.float32).at[order // chosen].add(outputs).astype(x.dtype)
+        inputs, share = x[order // chosen], share.reshape(-1)[order][:, None]
+        if self.scales_inputs:
+            inputs = (inputs.astype(jnp.float32) * share).astype(x.dtype)
+        both = biased(self.gate_up.grouped_product(inputs, visits), self.gate_up_bias)
+        both = both.astype(x.dtype).reshape(-1, *parts)
+        outputs = self.down.grouped_product_of_gated(self.gate, both, visits)
+        if outputs is None:
+            wide = both.astype(jnp.float32)
+            active = self.gate(wide[:, :, 0], wide[:, :, 1]).astype(both.dtype).reshape(len(both), -1)
+            outputs = self.down.grouped_product(active, visits)
+        outputs = biased(outputs, self.down_bias)
+        outputs = outputs if self.scales_inputs else outputs * share
+        return jnp.zeros((tokens, embed), jnp.float32).at[order // chosen].add(outputs).astype(x.dtype)
