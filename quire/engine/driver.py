@@ -65,14 +65,14 @@ class Driver:
         `abandon` is called on the engine thread when the engine cannot continue, instead of failing its requests:
         another engine will answer them.
         """
-        self._engine = engine
+        self.engine = engine
         self._clock = engine.clock
         self._gathering = Gathering(gather, self._clock)
         self._abandon = abandon
         self._idle_upkeep = IdleUpkeep(engine, audit_after_s, check_every_s)
         self._inbox: deque[tuple[Port, Message, float]] = deque()  # and when it was sent
         self._wake = threading.Condition()
-        self._phase = Phase.NEW
+        self.phase = Phase.NEW
         self._drain_until_s = 0.0
         self._failure: EngineFailed | None = None  # a defect of ours; the engine is not touched again
         self._num_opened = 0
@@ -105,12 +105,14 @@ class Driver:
         self.post(port, Order.OPEN)
         return port
 
-    def start(self) -> None:
+    def start(self, own_thread: bool = True) -> None:
+        """Run on a thread, or where the owner calls `turn`."""
         with self._wake:
-            if self._phase is not Phase.NEW:
-                raise RuntimeError(f"the driver cannot be started, it is {self._phase.name.lower()}")
-            self._phase = Phase.RUNNING
-            self._thread.start()
+            if self.phase is not Phase.NEW:
+                raise RuntimeError(f"the driver cannot be started, it is {self.phase.name.lower()}")
+            self.phase = Phase.RUNNING
+            if own_thread:
+                self._thread.start()
 
     def stop(self, drain_s: float = 0.0, join_s: float = 5.0) -> bool:
         """Accept nothing new, give running requests `drain_s` to finish, fail the rest. Whether the thread has ended.
@@ -119,12 +121,12 @@ class Driver:
         """
         with self._wake:
             until_s = self._clock() + drain_s
-            if self._phase is Phase.RUNNING:
-                self._phase = Phase.DRAINING
+            if self.phase is Phase.RUNNING:
+                self.phase = Phase.DRAINING
                 self._drain_until_s = until_s
-            elif self._phase is Phase.DRAINING:
+            elif self.phase is Phase.DRAINING:
                 self._drain_until_s = min(self._drain_until_s, until_s)
-            never_ran = self._phase is Phase.NEW
+            never_ran = self.phase is Phase.NEW
             self._wake.notify()
         if never_ran:
             self._end()
@@ -134,7 +136,7 @@ class Driver:
 
     def post(self, port: Port, command: Message) -> None:
         with self._wake:
-            if self._phase is not Phase.STOPPED:
+            if self.phase is not Phase.STOPPED:
                 self._inbox.append((port, command, self._clock()))
                 self._wake.notify()
                 return
@@ -145,7 +147,7 @@ class Driver:
         try:
             while not self._is_over():
                 try:
-                    self._turn()
+                    self.turn()
                 except Exception as error:  # all requests must hear of it, later ones too
                     log.exception("internal error in the engine thread")
                     if self._abandon is not None:
@@ -159,7 +161,7 @@ class Driver:
         """Fail every request that still waits for an answer."""
         self._fail_everyone(EngineStopped("the engine is shutting down"))
         with self._wake:
-            self._phase = Phase.STOPPED
+            self.phase = Phase.STOPPED
             left = list(self._inbox)
             self._inbox.clear()
         for port, command, _ in left:
@@ -167,13 +169,13 @@ class Driver:
                 self._refuse(port, command, EngineStopped("the engine has stopped"))
 
     def _is_over(self) -> bool:
-        if self._phase is not Phase.DRAINING:
+        if self.phase is not Phase.DRAINING:
             return False
         return not any(self._requests.values()) or self._clock() >= self._drain_until_s
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
         """Handle commands, keep the device busy, deliver the events of one step."""
-        engine = self._engine
+        engine = self.engine
         self._wait_for_work()
         for _ in range(min(len(self._inbox), MAX_COMMANDS_PER_TURN)):  # one by one, so that none is lost if one raises
             self._obey(*self._inbox.popleft())
@@ -195,10 +197,10 @@ class Driver:
         """True while it should wait longer for requests of an engine that ended."""
         if not self._gathering:
             return False
-        if self._gathering.must_wait(set(self._live_requests()), self._preparing) and self._phase is Phase.RUNNING:
+        if self._gathering.must_wait(set(self._live_requests()), self._preparing) and self.phase is Phase.RUNNING:
             return True
         self._gathering.end()
-        self._dispatch(Outcome([], self._engine.resume_search()))
+        self._dispatch(Outcome([], self.engine.resume_search()))
         return False
 
     def _wait_for_work(self) -> None:
@@ -214,11 +216,11 @@ class Driver:
                     self._wake.wait(min(waits_s, default=None))
 
     def _abandon_if_broken(self) -> None:
-        if self._engine.error is not None and self._abandon is not None:
-            self._abandon(self._engine.error.message, True)
+        if self.engine.error is not None and self._abandon is not None:
+            self._abandon(self.engine.error.message, True)
 
     def _must_wait(self) -> bool:
-        if self._inbox or self._phase is not Phase.RUNNING or not (self._is_idle() or self._gathering):
+        if self._inbox or self.phase is not Phase.RUNNING or not (self._is_idle() or self._gathering):
             return False
         due_in_s = self._due_in_s()
         return due_in_s is None or due_in_s > 0
@@ -229,13 +231,13 @@ class Driver:
         return self._preparing.due_in_s if gathering_s is None else gathering_s
 
     def _is_idle(self) -> bool:
-        return self._failure is not None or self._engine.is_idle
+        return self._failure is not None or self.engine.is_idle
 
     def _obey(self, port: Port, command: Message, sent_s: float) -> None:
         if command is Order.OPEN:
             self._abort_all(port.number)
             self._ports[port.number] = port
-            if self._engine.adapters.version:
+            if self.engine.adapters.version:
                 self._deliver(port, [self._adapter_commands.table()])
         elif isinstance(command, Task):
             command.run()
@@ -262,7 +264,7 @@ class Driver:
             del self._ports[port.number]
 
     def _obey_about_adapters(self, port: Port, command: AdapterCommand | AdapterRead) -> None:
-        version = self._engine.adapters.version
+        version = self.engine.adapters.version
         done = self._adapter_commands.handle(port, command)
         table = self._adapter_commands.table()
         if table.version != version:
@@ -278,14 +280,14 @@ class Driver:
     def _abort(self, request_id: int) -> None:
         self._forget(request_id)
         if self._failure is None:
-            self._engine.abort(request_id)
+            self.engine.abort(request_id)
 
     def _submit(self, port: Port, command: Submit, sent_s: float) -> None:
         request = command.request
         try:
             if self._failure is not None:
                 raise self._failure
-            if self._phase is not Phase.RUNNING:
+            if self.phase is not Phase.RUNNING:
                 raise EngineStopped("the engine is shutting down")
             if request.request_id >> PORT_SHIFT != port.number:
                 raise InvalidRequest(f"request_id {request.request_id} does not belong to port {port.number}")
@@ -320,12 +322,12 @@ class Driver:
 
     def _add(self, port: Port, command: Submit, waited_s: float, sent_s: float) -> None:
         request = command.request
-        self._engine.add(request, command.so_far, waited_s)
+        self.engine.add(request, command.so_far, waited_s)
         self._accepted.add(request.request_id)
-        self._engine.adapters.release(request.request_id)
+        self.engine.adapters.release(request.request_id)
         if request.adapter is not None and not request.adapter_digest:
-            self._deliver(port, [BegunWith(request.request_id, *self._engine.adapters.current(request.adapter))])
-        now, call = self._clock(), self._engine.observers.call
+            self._deliver(port, [BegunWith(request.request_id, *self.engine.adapters.current(request.adapter))])
+        now, call = self._clock(), self.engine.observers.call
         call(self._times, self._times.add, request.request_id, sent_s, now, request.timings)
         if request.traced:
             call(self._traces, self._traces.add, request.request_id)
@@ -343,7 +345,7 @@ class Driver:
     def _dispatch(self, outcome: Outcome) -> None:
         """Deliver one batch of events to each port."""
         self._abandon_if_broken()
-        call = self._engine.observers.call
+        call = self.engine.observers.call
         accounts = call(self._times, self._times.accounts) or ()  # before requests are forgotten
         for request_id in outcome.finished:
             self._forget(request_id, is_finished=True)
@@ -355,7 +357,7 @@ class Driver:
 
     def _tell_admissions(self) -> None:
         """Tell of requests that were accepted before the step under way has a result: a long prompt takes seconds."""
-        started = self._engine.observers.call(self._times, self._times.started) or ()
+        started = self.engine.observers.call(self._times, self._times.started) or ()
         if not (self._accepted or started):
             return
         queued = self._accepted.difference(event.request_id for event in started)
@@ -365,9 +367,9 @@ class Driver:
     def _forget(self, request_id: int, is_finished: bool = False) -> None:
         self._preparing.forget(request_id)
         self._accepted.discard(request_id)
-        self._engine.adapters.release(request_id)
-        self._engine.page_sources.forget(request_id, is_finished)
-        call = self._engine.observers.call
+        self.engine.adapters.release(request_id)
+        self.engine.page_sources.forget(request_id, is_finished)
+        call = self.engine.observers.call
         call(self._times, self._times.forget, request_id)
         call(self._traces, self._traces.forget, request_id)
         self._requests.get(request_id >> PORT_SHIFT, set()).discard(request_id)

@@ -202,7 +202,7 @@ class Crossing:
     def _begin_engine(self) -> None:
         self.engine: Engine = self._bench.engine(self.setup, lambda: self.now, self.faults)
         self.driver = Driver(self.engine, gather=self.engine.take_over(self._journal))
-        self.driver._phase = Phase.RUNNING
+        self.driver.start(own_thread=False)
         self.engine.page_sources.start(self.driver)
 
     def _plan_arrivals(self) -> None:
@@ -226,7 +226,7 @@ class Crossing:
     def _turn(self) -> None:
         driver, engine = self.driver, self.engine
         self.now += TURN_S
-        if driver._phase is Phase.STOPPED:
+        if driver.phase is Phase.STOPPED:
             return
         if driver._is_over():
             driver._end()
@@ -239,7 +239,7 @@ class Crossing:
                 return
             self._wait_for_threads()
         steps, had_some = engine.scheduler.counters.steps, engine.num_in_flight > 0
-        driver._turn()
+        driver.turn()
         engine.scheduler.check()
         assert driver._failure is None, driver._failure
         waits = driver._is_idle() or driver._preparing or driver._gathering or driver._inbox
@@ -257,7 +257,7 @@ class Crossing:
         if self._actions or self._live():
             return False
         is_at_rest = self.driver._is_idle() and not self.driver._inbox and not self.engine.adapters._reading
-        return is_at_rest or self.driver._phase is Phase.STOPPED
+        return is_at_rest or self.driver.phase is Phase.STOPPED
 
     def _live(self) -> list[Request]:
         return [told.request for one in self.front_ends for told in one.told.values() if not told.has_ended]
@@ -311,7 +311,7 @@ class Crossing:
             self._turn()
         scheduler = engine.scheduler
         running, adapters, stats = scheduler._running, scheduler.adapters, scheduler.stats()
-        if driver._phase is not Phase.STOPPED or not self.is_draining:
+        if driver.phase is not Phase.STOPPED or not self.is_draining:
             assert engine.is_idle
             assert not engine.num_in_flight
             assert engine.upkeep() == []  # which ends a search for a faulty request

@@ -125,7 +125,7 @@ def test_an_aborted_request_is_heard_of_no_more_and_frees_its_pages(make_driver)
     client.wait_for(other)
     assert endless.request_id not in client.ended
     assert driver.stop(drain_s=WAIT_S)
-    scheduler = driver._engine.scheduler
+    scheduler = driver.engine.scheduler
     assert scheduler.stats().free_pages + scheduler.stats().cached_pages == 199
 
 
@@ -139,7 +139,7 @@ def test_closing_a_port_aborts_its_requests_and_no_others(make_driver):
     staying.wait_for(stays)
     assert staying.tokens[stays.request_id] == expected_tokens(stays)
     assert driver.stop(drain_s=WAIT_S)
-    assert driver._engine.scheduler.num_requests == 0
+    assert driver.engine.scheduler.num_requests == 0
 
 
 def test_a_front_end_that_cannot_be_delivered_to_is_closed_and_others_go_on(make_driver):
@@ -199,7 +199,7 @@ def test_draining_finishes_what_runs_and_refuses_what_comes(make_driver):
     assert started.wait(WAIT_S)
     stopper = threading.Thread(target=driver.stop, args=(WAIT_S,))
     stopper.start()
-    wait_until(lambda: driver._phase is Phase.DRAINING)
+    wait_until(lambda: driver.phase is Phase.DRAINING)
     late = client.submit(2)
     may_go_on.set()
     client.wait_for(running, late)
@@ -220,7 +220,7 @@ def test_stopping_without_time_fails_what_runs(make_driver):
     assert started.wait(WAIT_S)
     stopper = threading.Thread(target=driver.stop, args=(0.0, WAIT_S))
     stopper.start()
-    wait_until(lambda: driver._phase is Phase.DRAINING)
+    wait_until(lambda: driver.phase is Phase.DRAINING)
     may_go_on.set()
     client.wait_for(running)
     stopper.join(WAIT_S)
@@ -259,7 +259,7 @@ def test_stopping_again_with_less_time_waits_less(make_driver):
     assert started.wait(WAIT_S)
     patient = threading.Thread(target=driver.stop, args=(3600.0,))
     patient.start()
-    wait_until(lambda: driver._phase is Phase.DRAINING)
+    wait_until(lambda: driver.phase is Phase.DRAINING)
     hasty = threading.Thread(target=driver.stop, args=(0.0, WAIT_S))
     hasty.start()
     wait_until(lambda: driver._drain_until_s <= time.monotonic())
@@ -304,7 +304,7 @@ def test_a_flood_of_requests_is_taken_in_over_several_steps():
     driver = new_driver()
     client = Client(driver)
     flood = [client.submit(n, max_tokens=1) for n in range(2 * MAX_COMMANDS_PER_TURN - 1)]  # after its opening
-    driver._turn()
+    driver.turn()
     assert len(driver._inbox) == MAX_COMMANDS_PER_TURN
     driver.start()
     client.wait_for(*flood)
@@ -319,7 +319,7 @@ def test_what_a_closed_port_asks_for_is_not_run():
     asked = client.submit(1, max_tokens=3)
     driver.start()
     client.wait_for(asked)
-    assert driver._engine.scheduler.num_requests == 0
+    assert driver.engine.scheduler.num_requests == 0
     assert gone.events.empty()
     assert driver.stop(join_s=WAIT_S)
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from quire.core.plan import StepPlan
 from quire.core.scheduler import Scheduler
-from quire.engine.driver import Driver, Phase
+from quire.engine.driver import Driver
 from quire.engine.engine import Engine
 from quire.engine.port import Port
 from quire.errors import EngineFailed
@@ -102,7 +102,7 @@ class Interleavings(RuleBasedStateMachine):
         scheduler = Scheduler(chosen, lambda: self.now)
         self.engine = Engine(scheduler, executor, lookahead, ToyGrammars(), clock=lambda: self.now)
         self.driver = Driver(self.engine)
-        self.driver._phase = Phase.RUNNING
+        self.driver.start(own_thread=False)
         self.open()
 
     @rule()
@@ -164,7 +164,7 @@ class Interleavings(RuleBasedStateMachine):
 
     def _turn(self) -> None:
         if self.driver._inbox or not self.driver._is_idle():
-            self.driver._turn()
+            self.driver.turn()
             self.engine.scheduler.check()
             assert self.driver._failure is None
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from quire.core.scheduler import Scheduler
-from quire.engine.driver import Driver, Phase
+from quire.engine.driver import Driver
 from quire.engine.engine import Engine
 from quire.ipc.messages import Abort, Command, Failed, Submit
 from quire.request import FinishReason
@@ -133,18 +133,18 @@ def test_the_time_that_its_grammar_took_counts_against_the_deadline_of_a_request
     chosen = limits(num_pages=200, max_batch_size=8)
     engine = Engine(Scheduler(chosen, lambda: now), FakeExecutor(200, 4, 8), 0, grammars, clock=lambda: now)
     driver = Driver(engine)
-    driver._phase = Phase.RUNNING  # without its thread: the turns are taken here
+    driver.start(own_thread=False)
     client = Client(driver)
     asked = guided(client.port.request_id(1), grammar=SLOW, max_tokens=30, timeout_s=10.0)
     client.port.send(Submit(asked))
     other = client.submit(2, max_tokens=30)  # so that there is a step in every turn
-    driver._turn()
+    driver.turn()
     now += 8.0
     grammars.compiling[SLOW].set_result(None)
-    driver._turn()
+    driver.turn()
     assert engine.scheduler.has(asked.request_id)
     now += 3.0
-    driver._turn()
+    driver.turn()
     client.wait_for(asked)
     assert (
         client.ended[asked.request_id].message
@@ -164,15 +164,15 @@ def test_the_time_before_a_request_was_submitted_counts_against_its_deadline(gra
         clock=lambda: now,
     )
     driver = Driver(engine)
-    driver._phase = Phase.RUNNING  # without its thread: the turns are taken here
+    driver.start(own_thread=False)
     client = Client(driver)
     asked = guided(client.port.request_id(1), grammar=grammar, max_tokens=30, timeout_s=10.0)
     client.port.send(Submit(asked, waited_s=8.0))
     client.submit(2, max_tokens=30)  # so that there is a step in every turn
-    driver._turn()
+    driver.turn()
     assert asked.request_id not in client.ended
     now += 3.0
-    driver._turn()
+    driver.turn()
     client.wait_for(asked)
     assert client.ended[asked.request_id].kind == "deadline_exceeded"
 

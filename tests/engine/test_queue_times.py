@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from quire.core.limits import Limits
-from quire.core.plan import StepPlan
+from quire.core.plan import Chunk, Kind, StepPlan
 from quire.core.scheduler import Scheduler
 from quire.core.stats import Blocker
-from quire.engine.driver import Driver, Phase
+from quire.engine.driver import Driver
 from quire.engine.engine import Engine
 from quire.engine.observer import Step
 from quire.engine.queue_times import QueueTimes
 from quire.ipc.messages import Abort, Account, AdapterTable, BegunWith, Failed, Progress, Queued, Started, Submit
 from quire.request import Request, SamplingParams
 from tests.core.harness import limits
-from tests.fake_executor import FakeExecutor
+from tests.fake_executor import FakeExecutor, plan_of
 
 
 class Turns:
@@ -28,7 +28,7 @@ class Turns:
         executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, None, None)
         engine = Engine(Scheduler(chosen, self.clock), executor, lookahead=0, clock=self.clock, read_adapter=hash)
         self.driver = Driver(engine)
-        self.driver._phase = Phase.RUNNING
+        self.driver.start(own_thread=False)
         self.accounts: dict[int, Account] = {}
         self.queue_s: dict[int, float] = {}
         self.finished: list[int] = []
@@ -60,7 +60,7 @@ class Turns:
 
     def turn(self, count: int = 1) -> None:
         for _ in range(count):
-            self.driver._turn()
+            self.driver.turn()
             self.now += 1.0
 
     def finish(self, *request_ids: int) -> None:
@@ -122,7 +122,7 @@ def test_the_waiting_rule_and_short_pages_are_told_apart():
 def test_a_request_that_waits_for_an_adapter_slot_hears_so():
     turns = Turns(max_loras=1)
     for name in ("a", "b"):
-        turns.driver._engine.adapters.load(name, f"/adapters/{name}")
+        turns.driver.engine.adapters.load(name, f"/adapters/{name}")
     first = turns.ask(1, [1, 2, 3], 5, adapter="a", timings=True)
     turns.turn()
     second = turns.ask(2, [4, 5, 6], 3, adapter="b", timings=True)
@@ -134,9 +134,10 @@ def test_a_request_that_waits_for_an_adapter_slot_hears_so():
 def test_whatever_keeps_the_queue_waiting_has_a_name_in_accounts(blocker: Blocker):
     times = QueueTimes()
     times.add(1, arrived_s=0.0, now=0.0, timings=True)
-    for launched_s in (1.0, 3.0):
-        times.step_launched(Step(StepPlan(1, ()), launched_s, launched_s, blocker))
-    assert times._open[1].read(1).blocked_s == {blocker.client_name: 2.0}
+    prompt = plan_of(2, (Chunk(1, 0, 0, 0, Kind.PREFILL, 0, 3, (), samples=True),))
+    for launched_s, plan in ((1.0, StepPlan(1, ())), (3.0, prompt)):
+        times.step_launched(Step(plan, launched_s, launched_s, blocker))
+    assert [account.blocked_s for account in times.accounts()] == [{blocker.client_name: 2.0}]
 
 
 def test_the_documents_list_every_name_with_its_setting():
@@ -153,9 +154,9 @@ def test_a_preemption_is_counted_with_what_it_computes_again():
     turns = Turns(page_size=2, num_pages=9, max_sequence_tokens=12, prefix_caching=False)
     ids = [turns.ask(count, [10 * count, 1, 2], 8, timings=True) for count in (1, 2)]
     turns.finish(*ids)
-    assert turns.driver._engine.scheduler.counters.preemptions > 0
+    assert turns.driver.engine.scheduler.counters.preemptions > 0
     assert turns.accounts[ids[0]].preemptions == 0
-    assert turns.accounts[ids[1]].preemptions == turns.driver._engine.scheduler.counters.preemptions
+    assert turns.accounts[ids[1]].preemptions == turns.driver.engine.scheduler.counters.preemptions
     assert turns.accounts[ids[1]].prefill_tokens > 3
 
 

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 from quire.core.scheduler import Scheduler
-from quire.engine.driver import Driver, Phase
+from quire.engine.driver import Driver
 from quire.engine.engine import Engine
 from quire.engine.port import Port
 from quire.engine.step_traces import MIN_INTERVAL_S
@@ -31,7 +31,7 @@ class Turns:
         executor = FakeExecutor(chosen.num_pages, 4, 8, before_result=before_result)
         self.engine = Engine(Scheduler(chosen, self.clock), executor, lookahead, clock=self.clock)
         self.driver = Driver(self.engine)
-        self.driver._phase = Phase.RUNNING
+        self.driver.start(own_thread=False)
 
     def clock(self) -> float:
         return self.now
@@ -40,9 +40,9 @@ class Turns:
         return Front(self.driver)
 
     def run(self) -> None:
-        self.driver._turn()
+        self.driver.turn()
         while not self.engine.is_idle:
-            self.driver._turn()
+            self.driver.turn()
 
 
 class Front:
@@ -66,7 +66,7 @@ def test_a_step_is_told_to_each_front_end_with_the_traced_requests_that_it_has_i
     traced = [first.ask(1, traced=True), first.ask(2, traced=True, samples=2), second.ask(1, traced=True)]
     first.ask(3)
     third.ask(1)
-    turns.driver._turn()
+    turns.driver.turn()
     (seen,) = first.traces
     assert seen.request_ids == [one.request_id for one in traced[:2]]
     assert [one.request_ids for one in second.traces] == [[traced[2].request_id]]
@@ -100,7 +100,7 @@ def test_nothing_is_recorded_for_requests_that_are_not_traced_or_have_left():
     front = turns.open()
     front.ask(1, max_tokens=20)
     gone = front.ask(2, traced=True, max_tokens=20)
-    turns.driver._turn()
+    turns.driver.turn()
     front.port.send(Abort(gone.request_id))
     front.events.clear()
     turns.now += 1.0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quire.core.plan import StepPlan
 from quire.core.scheduler import Scheduler
-from quire.engine.driver import Driver, Phase
+from quire.engine.driver import Driver
 from quire.engine.engine import Engine
 from quire.errors import QuireError, RequestFailed
 from quire.ipc.journal import NUM_BYTES, Journal, Record, Search
@@ -184,14 +184,14 @@ def test_an_engine_waits_for_no_request_that_front_ends_do_not_bring_back():
     executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size)
     engine = Engine(Scheduler(chosen, lambda: 0.0), executor, clock=lambda: 0.0)
     driver = Driver(engine, gather=engine.take_over(journal))
-    driver._phase = Phase.RUNNING  # without its thread: the turns are taken here
+    driver.start(own_thread=False)
     one, other = (driver.open(lambda events: None, number) for number in (1, 2))
     other.send(Submit(request(ids[1], prompt=(1, 2)), so_far=[[]]))
     other.send(AllResumed())
-    driver._turn()
+    driver.turn()
     assert driver.is_gathering  # the first front end may bring its request
     assert not executor.plans
     one.send(AllResumed())
-    driver._turn()
+    driver.turn()
     assert not driver.is_gathering
     assert executor.plans

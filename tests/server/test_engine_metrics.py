@@ -5,7 +5,7 @@ import pytest
 
 from quire.core.plan import StepPlan
 from quire.core.scheduler import Scheduler
-from quire.engine.driver import Driver, Phase
+from quire.engine.driver import Driver
 from quire.engine.engine import Engine as QuireEngine
 from quire.engine.meter import attach_meter, read_stats
 from quire.ipc.messages import Event, Progress, Stats, Submit
@@ -47,7 +47,7 @@ class Engine:
         self.engine = QuireEngine(scheduler, self.executor, lookahead, ToyGrammars(), clock=self.clock)
         self.meter = attach_meter(self.engine)
         self.driver = Driver(self.engine)
-        self.driver._phase = Phase.RUNNING  # without its thread: the turns are taken here
+        self.driver.start(own_thread=False)
         self.port = self.driver.open(self.take)
 
     def clock(self) -> float:
@@ -61,7 +61,7 @@ class Engine:
         self.port.send(Submit(request(self.port.request_id(count), sampling=GREEDY, **fields)))
 
     def turn(self) -> None:
-        self.driver._turn()
+        self.driver.turn()
 
     def run(self) -> None:
         self.turn()

@@ -204,7 +204,7 @@ def test_stopping_fails_the_requests_that_wait(tmp_path):
             front.client.send(Submit(request(front.client.request_id(1), max_tokens=60)))
             await until(lambda: bool(front.of(Progress)), gate)
             process.stop()
-            await until(lambda: process.driver._phase is Phase.DRAINING)
+            await until(lambda: process.driver.phase is Phase.DRAINING)
             gate.open()
         await until(lambda: bool(front.of(Failed)))
         assert front.of(Failed)[0].kind == "engine_stopped"

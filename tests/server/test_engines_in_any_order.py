@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from quire.core.scheduler import Scheduler
-from quire.engine.driver import Driver, Phase
+from quire.engine.driver import Driver
 from quire.engine.engine import Engine
 from quire.engine.port import Port
 from quire.engine.preparations import GATHER_S
@@ -82,7 +82,7 @@ class Process:
         clock = seat.world.clock
         self.engine = Engine(Scheduler(chosen, clock), executor, clock=clock)
         self.driver = Driver(self.engine, gather=self.engine.take_over(seat.journal), abandon=seat.abandon)
-        self.driver._phase = Phase.RUNNING  # without its thread: the turns are taken here
+        self.driver.start(own_thread=False)
         self.is_dead = False
 
     @property
@@ -105,7 +105,7 @@ class Seat:
     def turn(self) -> None:
         assert self.process is not None
         try:
-            self.process.driver._turn()
+            self.process.driver.turn()
         except Death:
             self.process.is_dead = True
             for worker in self.world.workers:

@@ -69,7 +69,7 @@ def test_a_request_that_waits_learns_for_what(make_server):
         target=lambda: web.post(f"{server.url}/v1/completions", json={"prompt": "abc", "max_tokens": 200})
     )
     first.start()
-    server.wait_until(lambda: server.driver._engine.scheduler.num_running == 1)
+    server.wait_until(lambda: server.driver.engine.scheduler.num_running == 1)
     answers = []
     second = threading.Thread(
         target=lambda: answers.append(web.post(f"{server.url}/v1/chat/completions", json=CHAT | {"timings": True}))
@@ -92,12 +92,12 @@ def test_a_request_that_was_preempted_learns_so(make_server):
     asking.start()
     try:
         server.wait_until(lambda: len(server.service.engines.prompts) == 2)
-        gate.step_until(lambda: server.driver._engine.scheduler.num_requests == 2)
+        gate.step_until(lambda: server.driver.engine.scheduler.num_requests == 2)
     finally:
         gate.open()
     asking.join()
     ledger = found(answers[0])
-    assert ledger["preemptions"] == server.driver._engine.scheduler.counters.preemptions > 0
+    assert ledger["preemptions"] == server.driver.engine.scheduler.counters.preemptions > 0
     assert ledger["prefill_tokens"] > ledger["prompt_tokens"]
 
 

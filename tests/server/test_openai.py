@@ -88,7 +88,7 @@ def test_a_stop_string_ends_the_text_and_the_work(client, server):
         else:
             text, reason = answer.choices[0].text, answer.choices[0].finish_reason
         assert (text, reason) == (expected, "stop")
-    server.wait_until(lambda: server.driver._engine.scheduler.num_requests == 0)
+    server.wait_until(lambda: server.driver.engine.scheduler.num_requests == 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -75,7 +75,7 @@ def test_requests_of_a_key_that_comes_last_do_so_without_naming_a_priority(make_
         return sent
 
     sent = [send("plain", 30)]
-    gate.step_until(lambda: server.driver._engine.scheduler.num_running == 1)
+    gate.step_until(lambda: server.driver.engine.scheduler.num_running == 1)
     sent += [send("last", 2), send("plain", 2)]
     gate.open()
     for one in sent:

@@ -40,7 +40,7 @@ def gate():
 
 
 def num_requests(server: RunningServer) -> int:
-    return server.driver._engine.scheduler.num_requests
+    return server.driver.engine.scheduler.num_requests
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -62,10 +62,10 @@ def test_a_client_that_leaves_is_aborted(make_server, gate, stream):
 def test_a_client_that_leaves_while_it_waits_is_taken_off_the_queue(make_server, gate, stream):
     server = make_server(before_result=gate, max_batch_size=1)
     running = send_raw(server, "/v1/completions", LONG)
-    server.wait_until(lambda: server.driver._engine.scheduler.num_running == 1)
+    server.wait_until(lambda: server.driver.engine.scheduler.num_running == 1)
     waiting = send_raw(server, "/v1/completions", LONG | {"stream": stream})
     server.wait_until(lambda: server.service.num_streams == 2)
-    gate.step_until(lambda: server.driver._engine.scheduler.num_waiting == 1)
+    gate.step_until(lambda: server.driver.engine.scheduler.num_waiting == 1)
     waiting.close()
     server.wait_until(lambda: server.service.num_streams == 1)
     gate.step_until(lambda: num_requests(server) == 1)
@@ -140,10 +140,10 @@ def test_a_client_that_retries_on_time_has_a_place_among_the_open_requests(make_
 def test_a_full_queue_is_a_429_also_for_streams(make_server, gate):
     server = make_server(before_result=gate, max_batch_size=1, max_queued=1)
     others = [send_raw(server, "/v1/completions", LONG)]
-    server.wait_until(lambda: server.driver._engine.scheduler.num_running == 1)
+    server.wait_until(lambda: server.driver.engine.scheduler.num_running == 1)
     others.append(send_raw(server, "/v1/completions", LONG))
     server.wait_until(lambda: server.service.num_streams == 2)
-    gate.step_until(lambda: server.driver._engine.scheduler.num_waiting == 1)
+    gate.step_until(lambda: server.driver.engine.scheduler.num_waiting == 1)
     refused = []
     asking = threading.Thread(
         target=lambda: refused.append(web.post(f"{server.url}/v1/completions", json=LONG | {"stream": True}))

@@ -59,7 +59,7 @@ def test_headers_come_while_a_request_waits_for_its_slot(make_server, gate, path
                     await asyncio.sleep(0.01)
                 answer = asking.result()
                 assert (answer.status_code, answer.headers["content-type"][:17]) == (200, "text/event-stream")
-                assert server.driver._engine.scheduler.num_waiting == 1, "it waits"
+                assert server.driver.engine.scheduler.num_waiting == 1, "it waits"
                 gate.open()
                 events = [line async for line in answer.aiter_lines() if line.startswith("data:")]
                 assert len(events) > 2
