@@ -37,9 +37,10 @@ from quire.engine.building.model_weights import load_model
 from quire.engine.building.plan import plan_deployment
 from quire.executor.launch import Launch, Packer, launches_of
 from quire.executor.programs import compiler, compiler_options
+from quire.executor.programs.compiler import Compiler
+from quire.executor.programs.kinds import Key
 from quire.executor.programs.ladder import StepShape
 from quire.executor.programs.programs import Programs
-from quire.executor.programs.table import Key
 from quire.executor.sample.sampler import Features
 from quire.executor.slots import ADAPTER
 from quire.executor.step import State
@@ -63,9 +64,8 @@ class Steps:
         self.position = POSITION if context is None else context
         self.shapes = deployment.shapes.with_pages(NUM_PAGES if context is None else pool_of(deployment, context))
         weights = load_model(deployment, silent)
-        self.programs = Programs(
-            deployment.model, weights, self.shapes, threads=min(16, os.cpu_count() or 1), mesh=deployment.mesh
-        )
+        compiler = Compiler(deployment.model, weights, self.shapes, deployment.mesh)
+        self.programs = Programs(compiler, threads=min(16, os.cpu_count() or 1))
         self.programs.adapters.clear()
         self.state = self.programs.compiler.empty_state()
         slots = self.state.slots  # with tokens that differ, so that rows visit different experts
@@ -118,7 +118,7 @@ class Steps:
         """Seconds to compile the programs of all these steps side by side."""
         begun = time.perf_counter()
         keys = list(dict.fromkeys(key for step in steps for key in self.keys(*step)))
-        for _ in self.programs._compile_together([keys], keys):
+        for _ in self.programs.compile_together(keys, keys):
             pass
         for key in keys:
             self.state = self.programs.checked(key, self.state)

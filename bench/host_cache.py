@@ -27,7 +27,6 @@ from quire.engine.engine import Engine
 from quire.engine.garbage_collection import freeze_gc, relax_gc
 from quire.engine.observer import Observer, Step
 from quire.executor.memory import reserve_device_memory
-from quire.executor.programs.order import ProgramOrder
 from quire.request import Request
 from quire.settings.config import Config
 
@@ -114,9 +113,9 @@ def build(asked: argparse.Namespace) -> Built:
     needed = -(-(asked.tokens + 64) // page_size)
     built = build_engine(replace(plan_deployment(replace(config, num_pages=asked.resident * needed)), is_served=True))
     if asked.few_programs:
-        order = built.executor.programs.order
-        kept = [order.first, order.early, order.for_one(asked.tokens + 3)]
-        ProgramOrder.batches = property(lambda _: kept)  # type: ignore[method-assign,assignment]
+        catalog = built.executor.programs.catalog
+        few = [*catalog.first, *catalog.early, *catalog.programs_for_prompt(asked.tokens + 3)]
+        catalog.keys = list(dict.fromkeys(few))
     for _ in built.warm_up():
         pass
     freeze_gc()

@@ -12,7 +12,7 @@ line is of a server that has all programs and knows the good sizes of steps.
 import argparse
 from bisect import bisect_left
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from statistics import mean, median
 from typing import Any, NamedTuple
 
@@ -25,12 +25,11 @@ from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.engine.limits.step_times import StepLoad
 from quire.executor.launch import launches_of
-from quire.executor.programs.first_runs import FirstRuns
+from quire.executor.programs.compiler import Compiler
+from quire.executor.programs.kinds import Key
 from quire.executor.programs.ladder import StepShape
 from quire.executor.programs.programs import Programs
-from quire.executor.programs.queue import ProgramQueue
 from quire.executor.programs.step_costs import MEASURED_TOKENS
-from quire.executor.programs.table import Key
 from quire.executor.sample.sampler import NOTHING_ASKED
 from quire.executor.shapes import Shapes
 from quire.models.checkpoint import weights_like
@@ -58,13 +57,6 @@ def step_ms(shape: StepShape) -> float:
     at = min(max(1, bisect_left(sizes, shape.tokens)), len(sizes) - 1)
     low, high = sizes[at - 1], sizes[at]
     return table[low] + (table[high] - table[low]) * (shape.tokens - low) / (high - low)
-
-
-class NoThreads(ThreadPoolExecutor):
-    """Programs are made when the simulation says so."""
-
-    def submit(self, *task: Any, **named: Any) -> Future[Any]:
-        return Future()
 
 
 class Making(NamedTuple):
@@ -98,30 +90,29 @@ class Device:
         self._first_run_s = given.first_run_ms / 1000
         self._position_us, self._pair_us = (float(H200_8B.split(",")[index]) for index in (2, 4))
         model = build_model(TINY)
-        self.programs = Programs(model, weights_like(model, None, dtype="bfloat16", quantize="none"), SHAPES, 1)
-        self.programs._pool = NoThreads()
-        self.programs._queue = ProgramQueue(self.programs._pool, self.programs._make, self.programs._demand.rank)
-        self.programs._runs = self._runs = FirstRuns(SHAPES, self.clock)
+        weights = weights_like(model, None, dtype="bfloat16", quantize="none")
+        self.programs = Programs(Compiler(model, weights, SHAPES), threads=0, clock=self.clock)
+        self._scheduler = self.programs.scheduler
         self._making: list[Making] = []
         next(self.programs.compile_all())
-        for _ in range(len(self.programs.order.first) + given.ready):
+        for _ in range(len(self.programs.catalog.first) + given.ready):
             self._begin(0.0)
         self._end_those_made()
-        self._runs.done |= {*self.programs.order.first}
+        self._scheduler.ran |= {*self.programs.catalog.first}
         self.programs.begin_serving()
         for lane in range(given.lanes):
             self._begin((lane + 1) / given.per_second)
 
     def have_all(self) -> None:
         """As a server that has been idle for long."""
-        while taken := self.programs._queue.take():
+        while taken := self._scheduler.take():
             self._making.append(Making(0.0, *taken))
         self.now_s = max((one.until_s for one in self._making), default=0.0)
         self._end_those_made()
         self.programs.advance()
-        self._runs.done |= self.programs._made.keys()
-        costs = self.programs._step_costs
-        costs._seconds = {size: step_ms(StepShape(size)) for size in costs._sizes if size <= MEASURED_TOKENS}
+        self._scheduler.ran |= {*self.programs.catalog.keys}
+        sizes = (size for size in SHAPES.ladder.cut_sizes if size <= MEASURED_TOKENS)
+        self.programs.step_costs.seconds |= {size: step_ms(StepShape(size)) for size in sizes}
         self.programs.measure_one(jax.numpy.zeros(()))  # type: ignore[arg-type]  # nothing is left to measure
         self.now_s = 0.0
 
@@ -150,7 +141,7 @@ class Device:
         return Pending(self, plan, self._free_s)
 
     def _begin(self, until_s: float) -> None:
-        taken = self.programs._queue.take()
+        taken = self._scheduler.take()
         if taken is not None:
             self._making.append(Making(until_s, *taken))
 
@@ -163,7 +154,7 @@ class Device:
 
     def _program(self, key: Key) -> Callable[[], None]:
         def run() -> None:
-            if key not in self._runs.done:
+            if key not in self._scheduler.ran:
                 self.now_s += self._first_run_s
                 self.num_first_runs += 1
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from quire.executor.programs.compiler import Compiler
-from quire.models.adapters import empty, one_adapter, without_adapters
+from quire.models.adapters import empty, without_adapters
 
 
 class AdapterArrays:
@@ -16,7 +16,7 @@ class AdapterArrays:
 
     def __init__(self, compiler: Compiler) -> None:
         self._compiler = compiler
-        self._set([])
+        self.replace([])
 
     def clear(self) -> None:
         """Empty all slots."""
@@ -30,22 +30,17 @@ class AdapterArrays:
         if any(isinstance(one, jax.Array) and one.is_deleted() for one in jax.tree.leaves(kept)):
             raise RuntimeError("the weights that have room for adapters are lost")
         del old
-        self._set([])  # frees the others first
-        self._set(jax.tree.leaves(empty(kept)))
+        self.replace([])  # frees the others first
+        self.replace(jax.tree.leaves(empty(kept)))
 
     def put(self, program: Callable[..., Any], slot: int, adapter: list[Any]) -> None:
         """Replace the adapter in a slot, by a program. `adapter` is the flat form of `host_adapter`. The program gives
         up arrays that weights may be in, so on one device the adapter is there before: a failed copy costs nothing."""
         if self._compiler.whole is None:
             adapter = jax.block_until_ready(jax.device_put(adapter))  # type: ignore[no-untyped-call]
-        self._set(program(self.arrays, np.int32(slot), adapter))
+        self.replace(program(self.arrays, np.int32(slot), adapter))
 
-    def rehearse(self, program: Callable[..., Any]) -> None:
-        """Run the program that replaces one, with zeros."""
-        adapter = jax.tree.leaves(one_adapter(self._compiler.adapters or []))
-        self.put(program, 0, [np.zeros(one.shape, one.dtype) for one in adapter])
-
-    def _set(self, arrays: list[Any]) -> None:
+    def replace(self, arrays: list[Any]) -> None:
         self.arrays = arrays
         self.weights = (*self._compiler.weights, *arrays)  # that every step takes: the model's and these
 

@@ -10,21 +10,20 @@ from jax.sharding import Mesh
 from quire.core.plan import Chunk, ForcedTokens, StepPlan
 from quire.executor.adapter_arrays import digest_of
 from quire.executor.draft.draft import Draft, pack_guesses
-from quire.executor.fused_steps import fused_shape
 from quire.executor.host.host_pages import HostPages
 from quire.executor.host.page_copies import PageCopies
 from quire.executor.host.pinned_pages import PinnedPages, can_pin, host_kinds
 from quire.executor.launch import Launch, Packer, launches_of
 from quire.executor.pending import Extras, Launched, Pending, extras_of
 from quire.executor.programs.compile_processes import CompileProcesses
-from quire.executor.programs.order import FORCE_SIZE
+from quire.executor.programs.compiler import Compiler
+from quire.executor.programs.ladder import StepShape
 from quire.executor.programs.programs import Programs
 from quire.executor.programs.replay import Members
 from quire.executor.programs.store import ProgramStore
 from quire.executor.sample.sampler import NOTHING_ASKED, Features
 from quire.executor.shapes import Shapes
-from quire.executor.slots import pack_forced, pack_starts
-from quire.executor.snapshot_arrays import SnapshotArrays
+from quire.executor.slots import FORCE_SIZE, pack_forced, pack_starts
 from quire.executor.step import State
 from quire.models.model import Model
 from quire.models.params import ParamTree
@@ -69,8 +68,8 @@ class JaxExecutor:
         is_pinned = num_host_pages > 0 and (can_pin() if pins_host_pages is None else pins_host_pages)
         kinds = host_kinds(num_host_pages, is_pinned)
         if programs is None:
-            made_by: Any = {"store": store, "members": members, "processes": processes, "host_kinds": kinds}
-            programs = Programs(model, weights, shapes, compile_threads, mesh, draft=draft, **made_by)
+            compiler = Compiler(model, weights, shapes, mesh, store, draft)
+            programs = Programs(compiler, compile_threads, members, kinds, processes)
         else:
             programs.set_weights(weights, draft)
         self.programs = programs
@@ -79,7 +78,6 @@ class JaxExecutor:
         if isinstance(self.host_pages, PinnedPages) and self.platform == "gpu":
             self.host_pages.pin_all()
         self.copies = PageCopies(self.programs, self.host_pages)
-        self.snapshots = SnapshotArrays(self.programs.copy_states, self.programs.compiler)
         if loads_ahead:
             self.programs.load_kept()
         self._mask_words = num_mask_words(model.vocab_size)
@@ -131,7 +129,7 @@ class JaxExecutor:
                 pending.launched.append(self._verify(launch, verify))
             else:
                 pending.launched += self._launch(launch, _features(launch, extras, plan.guided), plan)
-        self.snapshots.save(self.state, plan.saves)
+        self.programs.snapshots.save(self.state, plan.saves)
         return pending
 
     def reset(self) -> None:
@@ -143,7 +141,7 @@ class JaxExecutor:
         self._packer = Packer(self._shapes)
         self._extras: dict[int, Extras] = {}  # by slot, where a request asks for more than tokens
         self._state = None  # frees the old pages before there are new ones
-        self.snapshots.clear()
+        self.programs.snapshots.clear()
         self.programs.adapters.clear()
         self._state = self.programs.compiler.empty_state()
 
@@ -191,21 +189,18 @@ class JaxExecutor:
         if wait_s is not None:
             return wait_s
         self.state, is_timed = self.programs.measure_one(self.state)
-        if is_timed:
-            return 0.0
-        self.state = self.snapshots.rehearse(self.state)
-        return None
+        return 0.0 if is_timed else None
 
     def prepare(self, num_tokens: int) -> Iterator[float]:
         """Compile the missing programs of a single prompt of `num_tokens`, yielding the share done."""
-        return self.programs.compile_for_one(num_tokens)
+        return self.programs.compile_for_prompt(num_tokens)
 
     def close(self) -> None:
         self.programs.close()
         if self.host_pages is not None:
             self.host_pages.close()
         self._state = None
-        self.snapshots.close()
+        self.programs.snapshots.close()
 
     def _start_slots(self, plan: StepPlan) -> None:
         """Put the tokens, first pages and sampling state of the slots that start on the device."""
@@ -222,7 +217,7 @@ class JaxExecutor:
             self.state = self.state._replace(slots=self.programs.get(("start", size))(self.state.slots, packed))
             starts = starts[size:]
         loads = [(start.snapshot, start.slot) for start in plan.started if start.snapshot]
-        self.state = self.snapshots.load(self.state, loads)
+        self.state = self.programs.snapshots.load(self.state, loads)
 
     def _place_forced(self, forced: Iterable[ForcedTokens]) -> None:
         """Put forced tokens where chunks read them."""
@@ -246,9 +241,9 @@ class JaxExecutor:
     def _guess(self, verified: Sequence[Chunk]) -> None:
         """Put guesses behind the tokens of the slots that have them verified."""
         slots = [chunk.slot for chunk in verified]
-        size = next(size for size in self.programs.order.guess_sizes if size >= len(slots))
-        guess = self.programs.get(("guess", size))
-        if self.programs.has_draft:
+        size = next(size for size in self.programs.catalog.guess_sizes if size >= len(slots))
+        guess = self.programs.get((self.programs.catalog.guess_kind, size))
+        if self.programs.compiler.has_draft:
             entries = self._packer.new_entries((chunk.slot, chunk.new_pages) for chunk in verified)
             self.state = guess(self.programs.weights, self.state, pack_guesses(slots, entries, size, self._shapes))
             return
@@ -284,7 +279,7 @@ class JaxExecutor:
         return Launched(launch, NOTHING_ASKED, sampled=sampled, has_all_rows=True)
 
     def _verify(self, launch: Launch, key: tuple[str, int]) -> Launched:
-        packed = self._packer.pack(launch, fused_shape(*key))
+        packed = self._packer.pack(launch, StepShape(key[1]))
         self.state, sampled = self.programs.get(key)(self.programs.weights, self.state, packed)
         self.num_padding_tokens += key[1] - launch.num_tokens
         sampled.tokens.copy_to_host_async()

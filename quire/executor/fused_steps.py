@@ -4,10 +4,6 @@ On a GPU starting a program takes the host about as long as a small model takes 
 several programs would wait for the host.
 """
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -28,21 +24,7 @@ from quire.executor.step import (
 )
 from quire.ops.pages import Tiles
 
-VERIFY = "verify"
-FUSED_KINDS = ("decode", "burst", "shared", VERIFY)
 MAX_VERIFIED = 64  # tokens: a step of more takes longer than starting its programs
-
-
-def fused_shape(kind: str, size: int) -> StepShape:
-    """The shape that the integers of such a program are packed for."""
-    return StepShape(size) if kind == VERIFY else StepShape(size, decodes_only=True, shares=kind == "shared")
-
-
-def fused_step(compiled: Compiled, kind: str, size: int) -> Callable[[Weights, State, jax.Array], Any]:
-    shape = fused_shape(kind, size)
-    if kind == VERIFY:
-        return partial(verify, compiled, shape)
-    return partial(decode, compiled, shape, compiled.shapes.burst if kind == "burst" else 1)
 
 
 def decode(

@@ -79,6 +79,17 @@ def fields(packed: Any, shape: StepShape, shapes: Shapes) -> Inputs:
     return Inputs(*parts)
 
 
+def padding(shape: StepShape, shapes: Shapes) -> tuple[Ints, Inputs]:
+    """The inputs of a forward pass that computes nothing, as a whole and by field."""
+    packed = np.zeros(sum(sizes(shape, shapes)), np.int32)
+    into = fields(packed, shape, shapes)
+    for slots in (into.slots, into.tile_slots, into.page_slots):
+        slots.fill(shapes.num_slots)
+    for numbers in (into.positions, into.shared_tile_of, into.shared_tokens):
+        numbers.fill(-1)
+    return packed, into
+
+
 @dataclass(frozen=True, eq=False)
 class Launch:
     """Chunks of a plan that run together, in columns: `num_rows` single tokens come first, then prefills."""
@@ -207,22 +218,9 @@ class Packer:
         rows = slice(launch.num_rows)
         return replace(launch, shared=self._tables.find(launch.slots[rows], launch.starts[rows]))
 
-    def padding(self, shape: StepShape) -> Ints:
-        """The inputs of a forward pass that computes nothing."""
-        return self._padding(shape)[0]
-
-    def _padding(self, shape: StepShape) -> tuple[Ints, Inputs]:
-        packed = np.zeros(sum(sizes(shape, self._shapes)), np.int32)
-        into = fields(packed, shape, self._shapes)
-        for slots in (into.slots, into.tile_slots, into.page_slots):
-            slots.fill(self._shapes.num_slots)
-        for numbers in (into.positions, into.shared_tile_of, into.shared_tokens):
-            numbers.fill(-1)
-        return packed, into
-
     def pack(self, launch: Launch, shape: StepShape) -> Ints:
         """The inputs of the forward pass."""
-        packed, into = self._padding(shape)
+        packed, into = padding(shape, self._shapes)
         lengths, count = launch.lengths, launch.num_tokens
         ends = np.cumsum(lengths, dtype=np.int32)
         begins = ends - lengths

@@ -13,6 +13,8 @@ from quire.executor.launch import Ints, PagesByGroup
 from quire.executor.shapes import Shapes
 from quire.request import MAX_ADJUSTED_TOKENS, MIN_SHARE, SamplingParams
 
+START_SIZES = (1, 8)  # slots that one call can start
+FORCE_SIZE = 64  # forced tokens that one call can place
 NO_TOKEN = 2**31 - 1  # beyond any vocabulary
 
 TEMPERATURE, TOP_P, MIN_P, TYPICAL_P, REPETITION, FREQUENCY, PRESENCE = range(7)  # columns of `float_params`

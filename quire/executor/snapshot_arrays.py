@@ -7,10 +7,10 @@ import jax
 import numpy as np
 
 from quire.executor.layer_state import SlotArrays
-from quire.executor.programs.table import STATE_SIZES
 from quire.executor.shapes import Shapes
 from quire.executor.step import State
 
+STATE_SIZES = (1, 8)  # states of slots that one call can copy
 SAVE, LOAD = "save_state", "load_state"  # kinds of programs
 
 # Given a kind and a number of states: the number that one call copies, and the program.
@@ -42,34 +42,27 @@ class SnapshotArrays:
         self._choose = choose
         self._maker = maker
         self._padding = maker.shapes.num_slots  # the row of padding in the arrays of slots
-        self._arrays: list[SlotArrays] = []
+        self.arrays: list[SlotArrays] = []
 
     def clear(self) -> None:
         self.close()  # frees the old ones first
         if self._maker.shapes.num_snapshots:
-            self._arrays = self._maker.empty_snapshots()
+            self.arrays = self._maker.empty_snapshots()
 
     def close(self) -> None:
-        self._arrays = []
+        self.arrays = []
 
     def save(self, state: State, pairs: Pairs) -> None:
         """The state of each slot goes to its snapshot."""
         while pairs:
             program, packed, pairs = self._next(SAVE, pairs, (self._padding, 0))
-            self._arrays = program(self._arrays, state.slot_arrays, packed)
+            self.arrays = program(self.arrays, state.slot_arrays, packed)
 
     def load(self, state: State, pairs: Pairs) -> State:
         """Each snapshot goes to its slot."""
         while pairs:
             program, packed, pairs = self._next(LOAD, pairs, (0, self._padding))
-            state = state._replace(slot_arrays=program(state.slot_arrays, self._arrays, packed))
-        return state
-
-    def rehearse(self, state: State) -> State:
-        """Run every program once, on padding, if there are snapshots."""
-        for size in STATE_SIZES if self._arrays else ():
-            self.save(state, [(self._padding, 0)] * size)
-            state = self.load(state, [(0, self._padding)] * size)
+            state = state._replace(slot_arrays=program(state.slot_arrays, self.arrays, packed))
         return state
 
     def _next(self, kind: str, pairs: Pairs, padding: tuple[int, int]) -> tuple[Callable[..., Any], Any, Pairs]:

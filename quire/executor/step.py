@@ -35,6 +35,7 @@ from quire.ops.weights.weight import for_rows
 
 # The programs that sample: "any" can do everything and branches on the device; the others do what their names say.
 SamplingWay = Literal["any", "plain", "filtered"]
+COPY_SIZES = (1, 16)  # pages that one call can copy
 SCORED_AT_ONCE = 64  # positions whose logits over the vocabulary are in memory together
 
 

@@ -16,7 +16,7 @@ from quire.engine.building.compiling import program_store
 from quire.engine.building.deployment import Deployment
 from quire.engine.building.page_count import SMALL_STEP, estimated_step_bytes, measures_step
 from quire.engine.building.plan import plan_deployment
-from quire.executor.programs.order import ProgramOrder
+from quire.executor.programs.catalog import Catalog
 from quire.files.cache_folder import cache_folder
 from quire.files.progress import Progress, Report
 from quire.request import Request, SamplingParams
@@ -119,7 +119,7 @@ def test_no_program_is_made_any_more_when_loading_fails(tmp_path: Path) -> None:
     while any(thread.name.startswith("quire-compile") for thread in threading.enumerate()):
         assert time.monotonic() < until_s
         time.sleep(0.02)
-    assert num_programs(deployment) < sum(map(len, ProgramOrder(deployment.shapes).batches)) / 2
+    assert num_programs(deployment) < len(Catalog(deployment.shapes).keys) / 2
 
 
 @pytest.mark.parametrize(("share", "is_measured"), [(0.9, False), (1.1, True)])

@@ -17,12 +17,14 @@ from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.engine.executor import Executor
 from quire.errors import QuireError
-from quire.executor import executor as executors
 from quire.executor.draft.draft import Draft
 from quire.executor.executor import JaxExecutor
+from quire.executor.host.pinned_pages import host_kinds
 from quire.executor.programs import compiler
+from quire.executor.programs.compiler import Compiler
+from quire.executor.programs.kinds import Key
 from quire.executor.programs.programs import Programs
-from quire.executor.programs.table import Key, ProgramTable
+from quire.executor.programs.table import ProgramTable
 from quire.executor.shapes import Shapes
 from quire.files.tensor_source import TensorSource
 from quire.models.adapters import AdapterReader, make_room
@@ -73,17 +75,15 @@ class MadeWhenUsed(Programs):
     """Its table is that of a server with all programs, so that every step chooses as it would there; a program is
     compiled when it is first chosen. Most of a ladder is chosen by no test."""
 
-    def _begin_missing(self, keys: Iterable[Key]) -> None:
-        pass
-
-    def _compile_together(self, batches: list[list[Key]], needed: Iterable[Key]) -> Iterator[float]:
-        self._complete = frozenset(key for batch in batches for key in batch)
-        self.table = ProgramTable(self._shapes.ladder, self._complete)
+    def compile_all(self) -> Iterator[float]:
+        self.table = ProgramTable(self.compiler.shapes.ladder, self.catalog.keys)
         yield 1.0
 
-    def _make(self, key: Key) -> Any:
+
+class QuickCompiler(Compiler):
+    def make(self, key: Key) -> Any:
         with quickly_compiled():
-            return super()._make(key)
+            return super().make(key)
 
 
 @dataclass
@@ -143,12 +143,14 @@ class Rig:
         if draft_config is not None:
             draft_model = build_model(draft_config)
             draft = Draft(draft_model, load_weights(draft_model, NamedTensors(draft_model), dtype="float32"))
-        kind = MadeWhenUsed if programs == "when used" else Programs
-        with patch.object(executors, "Programs", kind):
-            self.executor = JaxExecutor(
-                self.model, weights, shapes, 1 if programs == "first" else 2, draft=draft,
-                num_host_pages=num_host_pages, pins_host_pages=pins_host_pages,
-            )  # fmt: skip
+        made: Programs | None = None
+        if programs == "when used":
+            compiler = QuickCompiler(self.model, weights, shapes, draft=draft)
+            made = MadeWhenUsed(compiler, 1, host_kinds=host_kinds(num_host_pages, pins_host_pages))
+        self.executor = JaxExecutor(
+            self.model, weights, shapes, 1 if programs == "first" else 2, draft=draft,
+            num_host_pages=num_host_pages, pins_host_pages=pins_host_pages, programs=made,
+        )  # fmt: skip
         for _ in self.executor.warm_up():
             if programs == "first" and self.executor.programs.can_run_anything:
                 break

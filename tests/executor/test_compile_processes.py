@@ -7,8 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,20 +20,20 @@ from quire.executor.programs import compile_processes
 from quire.executor.programs.compile_processes import CompileProcesses
 from quire.executor.programs.compile_worker import CompileTask, structure
 from quire.executor.programs.compiler import Compiler
+from quire.executor.programs.kinds import Key, kind_of, size_of
 from quire.executor.programs.ladder import StepShape
-from quire.executor.programs.order import ProgramOrder
 from quire.executor.programs.programs import Programs
 from quire.executor.programs.store import ProgramStore
-from quire.executor.programs.table import Key
 from quire.files.cache_folder import cache_folder
 from quire.models.checkpoint import Quantize, load_weights, weights_like
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
+from tests.executor.recorded import RecordedCompiler
 from tests.executor.rig import FEW_SHAPES, config_of
 from tests.models.cases import CASES
 from tests.models.tiny import NamedTensors
-from tests.patience import WAIT_S
+from tests.patience import wait_until
 
 CONFIG = config_of("llama", num_hidden_layers=1)
 SHAPES = replace(FEW_SHAPES, max_prefill_tokens=8, max_sequence_tokens=64)
@@ -80,7 +79,7 @@ def make_programs(
     def make(processes: CompileProcesses, task: CompileTask | None = None) -> Programs:
         started.append(processes)
         processes.begin(task or task_of(weights, store))
-        made.append(Programs(model, weights, SHAPES, 2, store=store, processes=processes))
+        made.append(Programs(Compiler(model, weights, SHAPES, store=store), 2, processes=processes))
         return made[-1]
 
     yield make
@@ -95,13 +94,6 @@ def is_running(process: int) -> bool:
         return False
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
-
-
 def ways(log: pytest.LogCaptureFixture) -> dict[str, int]:
     """How many programs were compiled here, and how many loaded."""
     words = [
@@ -112,7 +104,7 @@ def ways(log: pytest.LogCaptureFixture) -> dict[str, int]:
 
 def check_complete(programs: Programs) -> None:
     assert programs.num_unfinished == 0
-    assert programs.table.keys == {key for batch in programs.order.batches for key in batch}
+    assert programs.table.keys == set(programs.catalog.keys)
 
 
 def test_programs_that_processes_make_are_loaded_and_the_processes_end(
@@ -123,7 +115,7 @@ def test_programs_that_processes_make_are_loaded_and_the_processes_end(
     compile_here = programs.compiler.compile
 
     def compile_first(key: Key) -> Any:
-        assert key in programs.order.first, f"{key} is compiled here"
+        assert key in programs.catalog.first, f"{key} is compiled here"
         return compile_here(key)
 
     monkeypatch.setattr(programs.compiler, "compile", compile_first)
@@ -175,7 +167,7 @@ def test_threads_compile_where_no_process_starts(
 ) -> None:
     caplog.set_level(logging.DEBUG, "quire")
     programs = make_programs(CompileProcesses(2, command=command))
-    for _ in programs.compile_for_one(4):
+    for _ in programs.compile_for_prompt(4):
         pass  # nothing is asked of processes
     assert FALLS_BACK not in caplog.text
     for _ in programs.compile_all():
@@ -241,7 +233,7 @@ def test_threads_that_wait_for_a_process_end_with_their_programs(
     next(programs.compile_all())
     programs.close()
     wait_until(lambda: programs.num_unfinished == 0)
-    assert ways(caplog)["compiled"] <= len(programs.order.first)
+    assert ways(caplog)["compiled"] <= len(programs.catalog.first)
     assert FALLS_BACK not in caplog.text
 
 
@@ -281,7 +273,7 @@ def test_the_structure_of_weights_travels(quantize: Quantize) -> None:
 def test_weights_with_another_structure_than_the_one_that_programs_began_with_are_refused(
     model: Model, weights: ParamTree
 ) -> None:
-    programs = Programs(model, structure(weights), SHAPES, 1)
+    programs = Programs(Compiler(model, structure(weights), SHAPES), 1)
     programs.set_weights(weights, None)
     assert all(map(operator.is_, programs.weights, jax.tree.leaves(weights)))
     with pytest.raises(RuntimeError, match="another structure than was planned"):
@@ -300,26 +292,35 @@ def test_a_first_program_that_is_never_asked_for_does_not_keep_others_waiting_fo
     assert not processes.make(other)  # a thread compiles it
 
 
+class AskedFor(CompileProcesses):
+    """Takes down what it is asked for, and makes nothing."""
+
+    wanted: frozenset[Key] = frozenset()
+
+    def want(self, keys: Collection[Key], first: Collection[Key] = ()) -> None:
+        self.wanted = frozenset(keys)
+        self.close()
+
+
+class TimesFewRows(RecordedCompiler):
+    def times_few(self, rows: int) -> bool:
+        return rows <= 4
+
+
 def test_processes_are_not_asked_for_programs_whose_products_xla_times(
-    make_programs: Callable[..., Programs], monkeypatch: pytest.MonkeyPatch
+    started: list[CompileProcesses], store: ProgramStore
 ) -> None:
-    processes = CompileProcesses(1, command=SLEEPER)
-    programs = make_programs(processes)
-    asked: list[set[Key]] = []
-
-    def want(keys: set[Key], first: set[Key]) -> None:
-        asked.append(keys)
-        processes.close()
-
-    every = [key for batch in programs.order.batches for key in batch]
-    monkeypatch.setattr(ProgramOrder, "for_processes", every)  # as on a GPU, the only one that times products
-    monkeypatch.setattr(processes, "want", want)
-    monkeypatch.setattr(programs.compiler, "times_few", lambda rows: rows <= 2)
-    programs.compile_all()
-    (wanted,) = asked
-    samples = {key for key in wanted if not isinstance(key, StepShape) and key[0] == "any"}
-    assert samples
-    assert all(key[1] > 2 for key in samples)
-    steps = {key.tokens for key in wanted if isinstance(key, StepShape) and not key.decodes_only}
+    processes = AskedFor(1, command=SLEEPER)
+    started.append(processes)
+    compiler = TimesFewRows(replace(SHAPES, specialised=True), store=store)  # as on a GPU, the only one that times any
+    programs = Programs(compiler, 1, processes=processes)
+    for _ in programs.compile_all():
+        pass
+    programs.close()
+    samples = {key for key in programs.catalog.keys if kind_of(key).samples}
+    assert {size_of(key) for key in samples} == {4}
+    assert samples.isdisjoint(processes.wanted)
+    steps = {key.tokens for key in processes.wanted if isinstance(key, StepShape) and not key.decodes_only}
     assert steps
-    assert min(steps) > 2
+    assert min(steps) > 4
+    assert processes.wanted >= {key for key in programs.catalog.keys if key[0] == "decode"}

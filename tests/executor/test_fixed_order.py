@@ -14,10 +14,11 @@ from quire.core.plan import Chunk, Kind
 from quire.errors import EngineFailed, InvalidSetting
 from quire.executor.launch import fields, launches_of, num_single
 from quire.executor.programs import compiler
+from quire.executor.programs.catalog import Catalog
+from quire.executor.programs.kinds import Key
 from quire.executor.programs.ladder import StepShape
-from quire.executor.programs.order import ProgramOrder
 from quire.executor.programs.row_check import NUM_DECODES, RowCheck, step_of_decodes, step_of_prompts
-from quire.executor.programs.table import Key, ProgramTable
+from quire.executor.programs.table import ProgramTable
 from quire.executor.sample import sampler
 from quire.executor.sample.filters import filtered
 from quire.executor.sample.sampler import NOTHING_ASKED
@@ -123,7 +124,7 @@ def test_single_tokens_of_prompts_stay_prefills() -> None:
 
 
 def test_decodes_and_plain_samples_have_no_programs_of_their_own() -> None:
-    keys = [key for batch in ProgramOrder(FIXED).batches for key in batch]
+    keys = Catalog(FIXED).keys
     assert not {"decode", "burst", "shared", "plain"}.intersection(str(key[0]) for key in keys)
     assert {StepShape(8, decodes_only=True), StepShape(8), ("filtered", 8), ("any", 8)} <= set(keys)
     table = ProgramTable(FIXED.ladder, keys)
@@ -171,9 +172,8 @@ def checked(kernels: Kernels, shapes: Shapes) -> int:
     """Make a model with these kernels, and hold all of its programs to each other. Returns their number."""
     with patch.object(compiler, "kernels_for", lambda *_: kernels), quickly_compiled():
         rig = Rig(config_of("llama", num_hidden_layers=1), shapes, programs="all")
-    rows = rig.executor.programs._runs.rows
     rig.executor.close()
-    return len(rows._checked)
+    return rig.executor.programs.rows.num_checked
 
 
 FEW = replace(FIXED, max_prefill_tokens=32, num_slots=16)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from quire.core.plan import Chunk, Kind, StepPlan
 from quire.executor.launch import FROM_THE_LAST, Inputs, Launch, Packer, fields, launches_of, num_single
+from quire.executor.programs.kinds import Key
 from quire.executor.programs.ladder import FINE_FROM, Ladder, StepShape
-from quire.executor.programs.table import Key, ProgramTable
+from quire.executor.programs.table import ProgramTable
 from quire.executor.sample.sampler import Features
 from quire.executor.shapes import Shapes
 from quire.ops.pages import TILE

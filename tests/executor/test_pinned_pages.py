@@ -13,12 +13,12 @@ from quire.core.plan import Chunk, Kind, StepPlan, device_copy
 from quire.executor.executor import JaxExecutor
 from quire.executor.host import block_saves, page_copies, pinned_pages
 from quire.executor.host.host_pages import Fetched
-from quire.executor.host.pinned_blocks import DEVICE, PINNED, PinnedBlock
+from quire.executor.host.pinned_blocks import DEVICE, MAX_UNPLACED_BYTES, PINNED, PinnedBlock, place_sizes
 from quire.executor.host.pinned_pages import PinnedPages, can_pin, pinning_works
 from quire.executor.memory import reserve_device_memory
 from quire.executor.pending import Pending
+from quire.executor.programs.catalog import Catalog
 from quire.executor.programs.ladder import StepShape
-from quire.executor.programs.order import MAX_UNPLACED_BYTES, ProgramOrder, place_sizes
 from quire.executor.programs.store import ProgramStore
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
@@ -401,6 +401,6 @@ def test_a_call_puts_no_more_pages_into_place_than_there_may_be() -> None:
     assert place_sizes(4 * mib)[-1] * 4 * mib == MAX_UNPLACED_BYTES
     assert place_sizes(5 * mib)[-1] * 5 * mib < MAX_UNPLACED_BYTES
     for page_bytes in (4 * mib, 5 * mib):
-        order = ProgramOrder(SHAPES, ("split", "place"), page_bytes)
-        made = [key[1] for key in order.first if not isinstance(key, StepShape) and key[0] == "place"]
+        first = Catalog(SHAPES, ("split", "place"), page_bytes).first
+        made = [key[1] for key in first if not isinstance(key, StepShape) and key[0] == "place"]
         assert made == list(place_sizes(page_bytes))

@@ -12,7 +12,7 @@ from quire.executor.executor import JaxExecutor
 from quire.executor.host import pinned_pages
 from quire.executor.host.host_pages import Fetched
 from quire.executor.host.pinned_pages import in_parts
-from quire.executor.programs.table import Key
+from quire.executor.programs.kinds import Key
 from tests.executor import test_pinned_pages
 from tests.executor.test_host_pages import host_copies
 from tests.executor.test_pinned_pages import begin_copies, save_pages

@@ -6,7 +6,7 @@ from functools import partial
 from math import prod
 from pathlib import Path
 from threading import Event
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
 import jax
@@ -19,10 +19,10 @@ from quire.executor.executor import JaxExecutor
 from quire.executor.launch import sizes
 from quire.executor.programs import compiler
 from quire.executor.programs.compiler import Compiler
+from quire.executor.programs.kinds import Key, kind_of
 from quire.executor.programs.ladder import StepShape
 from quire.executor.programs.programs import Programs
 from quire.executor.programs.store import ProgramStore
-from quire.executor.programs.table import Key
 from quire.executor.sample.sampler import Features
 from quire.executor.shapes import Shapes
 from quire.executor.step import Compiled, Weights, forward
@@ -43,7 +43,7 @@ from tests.executor.test_schedules import check
 from tests.executor.workload import GREEDY, workload
 from tests.fake_executor import plan_of
 from tests.models.tiny import NamedTensors
-from tests.patience import WAIT_S
+from tests.patience import WAIT_S, wait_until
 
 # So many pages that one of their arrays is larger than everything else a step needs.
 SHAPES = Shapes(num_pages=20_011, page_size=4, num_slots=4, max_prefill_tokens=32, max_sequence_tokens=64, min_tokens=4)
@@ -171,40 +171,48 @@ def test_serving_begins_with_the_first_programs_and_never_waits_for_another() ->
     rig.executor.close()
 
 
-class Slow(Programs):
+class SlowCompiler(Compiler):
     """Makes its programs when it is told to, in place of compiling."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
-        self.may_make: dict[Key, Event] = {}
+        self._may_make: dict[Key, Event] = {}
+        self.asked: set[Key] = set()
         super().__init__(*given, **named)
 
-    def _make(self, key: Key) -> Any:
-        assert self.may_make.setdefault(key, Event()).wait(WAIT_S)
+    def make(self, key: Key) -> Any:
+        self.asked.add(key)
+        assert self._may_make.setdefault(key, Event()).wait(WAIT_S)
         return key
 
+    def let(self, *keys: Key) -> None:
+        for key in keys:
+            self._may_make.setdefault(key, Event()).set()
 
-def test_a_table_changes_when_a_whole_batch_is_there_and_not_when_a_thread_has_finished(
+
+def test_a_table_has_nothing_until_any_plan_can_run_and_then_each_program_that_is_made(
     model: Model, weights: ParamTree
 ) -> None:
-    programs = Slow(model, weights, FEW_SHAPES, threads=64)
-    first = programs.order.first
-    for key in [*first, *FEW_SHAPES.ladder.all()]:
-        programs.may_make[key] = Event()
+    compiler = SlowCompiler(model, weights, FEW_SHAPES)
+    programs = Programs(compiler, threads=64)
+    first, keys = programs.catalog.first, programs.catalog.keys
+    later = keys[len(first) :]
     shares = programs.compile_all()
     next(shares)
-    later = [key for batch in programs._batches[1:] for key in batch]
-    # Everything but one of the first: nothing is in the table.
-    for key in [*later, *first[1:]]:
-        programs.may_make.setdefault(key, Event()).set()
-    for _ in range(len(set(later) | set(first)) - 1):
+    # Everything but one of the first, and one of the others.
+    compiler.let(*first[1:], *later[1:])
+    for _ in range(len(keys) - 2):
         next(shares)
     assert not programs.table.keys
     assert not programs.can_run_anything
-    assert programs.num_unfinished == 1
-    programs.may_make[first[0]].set()
+    assert programs.num_unfinished == 2
+    compiler.let(first[0])
+    next(shares)
+    assert programs.can_run_anything
+    assert programs.table.keys == {*first, *later[1:]}
+    compiler.let(later[0])
     assert list(shares)[-1] == 1
     assert programs.num_unfinished == 0
-    assert programs.table.keys == {*first, *later}
+    assert programs.table.keys == set(keys)
     programs.close()
 
 
@@ -212,37 +220,32 @@ def test_the_log_says_how_many_programs_are_to_come_and_when_all_are_there(
     model: Model, weights: ParamTree, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    programs = Slow(model, weights, FEW_SHAPES, threads=2)
-    batches = programs.order.batches
-    for key in [key for batch in batches for key in batch]:
-        programs.may_make[key] = Event()
+    compiler = SlowCompiler(model, weights, FEW_SHAPES)
+    programs = Programs(compiler, threads=2)
+    first, keys = programs.catalog.first, programs.catalog.keys
     shares = programs.compile_all()
     next(shares)
-    for key in batches[0]:
-        programs.may_make[key].set()
-    for _ in batches[0]:
+    compiler.let(*first)
+    for _ in first:
         next(shares)
     assert programs.can_run_anything
     programs.begin_serving()
-    assert f"{sum(map(len, batches[1:]))} more programs are compiled" in caplog.text
+    assert f"{len(keys) - len(first)} more programs are compiled" in caplog.text
     assert "all programs are compiled" not in caplog.text
-    for event in programs.may_make.values():
-        event.set()
-    until_s = monotonic() + WAIT_S
-    while "all programs are compiled" not in caplog.text:
-        assert monotonic() < until_s
-        sleep(0.01)
+    compiler.let(*keys)
+    wait_until(lambda: "all programs are compiled" in caplog.text)
     programs.close()
 
 
 def test_a_program_that_a_step_waits_for_is_counted_once(model: Model, weights: ParamTree) -> None:
-    programs = Slow(model, weights, FEW_SHAPES, threads=1)
-    for key in (StepShape(1), ("start", 1)):
-        programs.may_make[key] = Event()
-        programs.may_make[key].set()
+    compiler = SlowCompiler(model, weights, FEW_SHAPES)
+    programs = Programs(compiler, threads=1)
+    keys: list[Key] = [StepShape(1), ("start", 1)]
+    compiler.let(*keys)
     assert programs.num_late == 0
-    for count, key in enumerate((StepShape(1), ("start", 1)), start=1):
-        assert programs.get(key) == programs.get(key) == key
+    for count, key in enumerate(keys, start=1):
+        made: Any = [programs.get(key), programs.get(key)]
+        assert made == [key, key]
         assert programs.num_late == count
     programs.close()
 
@@ -257,54 +260,71 @@ class Full(ProgramStore):
 def test_programs_on_disk_are_in_the_table_while_they_are_loaded_and_a_step_waits_for_its_own(
     model: Model, weights: ParamTree, tmp_path: Path
 ) -> None:
-    programs = Slow(model, weights, FEW_SHAPES, threads=64, store=Full(tmp_path, "a model"))
-    first = [*programs.order.first, *programs.order.early]
-    for key in [*first, *FEW_SHAPES.ladder.all(), *(("any", size) for size in FEW_SHAPES.ladder.sample_sizes)]:
-        programs.may_make[key] = Event()
+    compiler = SlowCompiler(model, weights, FEW_SHAPES, store=Full(tmp_path, "a model"))
+    programs = Programs(compiler, threads=64)
     programs.load_kept()
     next(programs.compile_all())
     assert programs.can_run_anything
-    assert programs.table.keys == {*first}
+    assert programs.table.keys == {*programs.catalog.first, *programs.catalog.early}
     wanted = programs.table.forward(StepShape(1), 0)
-    programs.may_make[wanted].set()
-    assert programs.get(wanted) == wanted  # whatever became of the others
+    compiler.let(wanted)
+    program: Any = programs.get(wanted)
+    assert program == wanted  # whatever became of the others
     assert programs.num_late == 0
-    for event in programs.may_make.values():
-        event.set()
+    compiler.let(*programs.catalog.keys)
     programs.close()
 
 
+class TimesDecodes(SlowCompiler):
+    """As on a GPU."""
+
+    def times_decodes(self, rows: int) -> bool:
+        return True
+
+
+SPECIALISED = replace(FEW_SHAPES, specialised=True)
+DECODES = {("decode", shape.tokens) for shape in SPECIALISED.ladder.decodes}
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
 def test_kept_programs_of_timed_products_are_loaded_with_the_others_and_nothing_waits_for_a_timing(
-    model: Model, weights: ParamTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Model, weights: ParamTree, tmp_path: Path, is_kept: bool
 ) -> None:
-    monkeypatch.setattr(compiler.Compiler, "times_decodes", lambda self, rows: True)  # as on a GPU
-    shapes = replace(FEW_SHAPES, specialised=True)
-    kept, empty = Full(tmp_path, "a model"), ProgramStore(tmp_path, "another")
-    for store in (kept, empty):
-        programs = Slow(model, weights, shapes, threads=1, store=store)
-        programs.begin()  # before the weights are there
-        decodes = {("decode", shape.tokens) for shape in shapes.ladder.decodes}
-        assert decodes.isdisjoint(programs._compiling) == (store is empty)
-        assert programs._compiling.keys() >= {("any", size) for size in shapes.ladder.sample_sizes}
-        next(programs.compile_all())
-        assert programs._compiling.keys() >= decodes
-        assert programs._is_timing == (store is empty)
-        programs.close()
-        for key in [key for batch in programs.order.batches for key in batch]:
-            programs.may_make.setdefault(key, Event()).set()
+    store = Full(tmp_path, "a model") if is_kept else ProgramStore(tmp_path, "another")
+    compiler = TimesDecodes(model, weights, SPECIALISED, store=store)
+    programs = Programs(compiler, threads=64)
+    programs.begin()  # before the weights are there
+    others = {key for key in programs.catalog.keys if kind_of(key).samples}
+    wait_until(lambda: compiler.asked >= others)
+    assert compiler.asked.isdisjoint(DECODES) == (not is_kept)
+    compiler.let(*(key for key in programs.catalog.keys if key not in DECODES))
+    next(programs.compile_all())
+    wait_until(lambda: not compiler.asked.isdisjoint(DECODES))
+    compiler.let(*DECODES)
+    programs.close()
 
 
 def test_members_of_a_group_may_lack_what_one_of_them_keeps_so_that_all_time_it(
-    model: Model, weights: ParamTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Model, weights: ParamTree, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(compiler.Compiler, "times_decodes", lambda self, rows: True)
-    shapes = replace(FEW_SHAPES, specialised=True)
-    programs = Slow(model, weights, shapes, threads=1, store=Full(tmp_path, "a model"), members=Direct())
+    compiler = TimesDecodes(model, weights, SPECIALISED, store=Full(tmp_path, "a model"))
+    programs = Programs(compiler, threads=64, members=Alone())
     programs.begin()
-    assert {("decode", shape.tokens) for shape in shapes.ladder.decodes}.isdisjoint(programs._compiling)
+    compiler.let(*programs.catalog.keys)
+    wait_until(lambda: programs.num_unfinished == 0)
+    assert compiler.asked
+    assert compiler.asked.isdisjoint(DECODES)
     programs.close()
-    for key in [key for batch in programs.order.batches for key in batch]:
-        programs.may_make.setdefault(key, Event()).set()
+
+
+class Alone(Direct):
+    """Members that make nothing."""
+
+    def prepare(self, key: Any) -> None:
+        pass
+
+    def confirm(self, key: Any) -> None:
+        pass
 
 
 class Asked(ProgramStore):
@@ -436,31 +456,32 @@ def test_prompts_that_are_alone_in_a_step_are_answered_as_others_are(
     assert {shape.fresh_sequences for shape in used} == {0, 1, 2}
 
 
-class Broken(Programs):
+class BrokenCompiler(Compiler):
     """Cannot compile one of its programs."""
 
-    broken: StepShape
+    broken: Key | None = None
 
-    def _make(self, key: Any) -> Any:
+    def make(self, key: Key) -> Any:
         if key == self.broken:
             raise NotImplementedError("there is no such kernel here")
-        return super()._make(key)
+        return super().make(key)
 
 
+@pytest.mark.parametrize("is_needed", [False, True])
 def test_a_program_that_cannot_be_compiled_is_done_without_unless_nothing_else_can_run(
-    model: Model, weights: ParamTree, caplog: pytest.LogCaptureFixture
+    model: Model, weights: ParamTree, caplog: pytest.LogCaptureFixture, is_needed: bool
 ) -> None:
     ladder = FEW_SHAPES.ladder
     needless = next(shape for shape in ladder.all() if shape not in ladder.first() and not shape.scores)
-    for broken in (needless, ladder.first()[0]):
-        with quickly_compiled():
-            programs = Broken(model, weights, FEW_SHAPES, threads=2)
-            programs.broken = broken
-            if broken == needless:
-                assert list(programs.compile_all())[-1] == 1
-                assert programs.table.forward(broken, 0) != broken
-                assert "there is no such kernel here" in caplog.text
-            else:
-                with pytest.raises(NotImplementedError):
-                    list(programs.compile_all())
-            programs.close()
+    compiler = BrokenCompiler(model, weights, FEW_SHAPES)
+    compiler.broken = ladder.first()[0] if is_needed else needless
+    programs = Programs(compiler, threads=2)
+    with quickly_compiled():
+        if is_needed:
+            with pytest.raises(NotImplementedError):
+                list(programs.compile_all())
+        else:
+            assert list(programs.compile_all())[-1] == 1
+            assert programs.table.forward(needless, 0) != needless
+            assert "there is no such kernel here" in caplog.text
+        programs.close()

@@ -61,8 +61,8 @@ def test_answers_do_not_depend_on_which_programs_are_ready(rig: Rig) -> None:
 
     found = []
     with quickly_compiled():
-        order = rig.executor.programs.order
-        for keys in (order.first, [*order.first, *order.early, StepShape(8), StepShape(16)]):
+        catalog = rig.executor.programs.catalog
+        for keys in (catalog.first, [*catalog.first, *catalog.early, StepShape(8), StepShape(16)]):
             executor = JaxExecutor(rig.model, rig.weights, SHAPES)
             for key in keys:
                 executor.programs.get(key)

@@ -14,8 +14,8 @@ from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.executor.executor import JaxExecutor
 from quire.executor.programs.compiler import Compiler
+from quire.executor.programs.kinds import run_on_padding
 from quire.executor.programs.ladder import StepShape
-from quire.executor.programs.padding import run_on_padding
 from quire.executor.programs.replay import Follower, HostArray, PlainKey, from_plain, to_plain
 from quire.executor.shapes import Shapes
 from quire.group.arrays import from_message, to_message
@@ -70,7 +70,7 @@ def both_ends(shapes: Shapes) -> tuple[JaxExecutor, Direct, Follower]:
     members = Direct()
     weights = [random_weights(model, seed=1, dtype="float32") for _ in range(2)]
     compiler = Compiler(model, weights[1], shapes, None, None)
-    members.follower = Follower(compiler, model.vocab_size, model.hidden_size, 1)
+    members.follower = Follower(compiler, 1)
     return JaxExecutor(model, weights[0], shapes, 1, members=members), members, members.follower
 
 
@@ -112,7 +112,7 @@ def test_a_follower_has_the_state_of_its_leader(ends: tuple[JaxExecutor, Direct,
     executor.reset()
     tokens = run(executor)
     assert all(len(those) == 9 for those in tokens.values())
-    assert same(executor.state, follower._state)
+    assert same(executor.state, follower.state)
     kinds = {key[0] if isinstance(key[0], str) else "forward" for key in members.calls}
     assert kinds >= {"start", "forward", "any"}
 
@@ -120,10 +120,10 @@ def test_a_follower_has_the_state_of_its_leader(ends: tuple[JaxExecutor, Direct,
 def test_both_begin_again_together(ends: tuple[JaxExecutor, Direct, Follower]) -> None:
     executor, _, follower = ends
     executor.reset()
-    assert same(executor.state, follower._state)
-    assert not np.asarray(follower._state.slots.history).any()
+    assert same(executor.state, follower.state)
+    assert not np.asarray(follower.state.slots.history).any()
     run(executor)
-    assert same(executor.state, follower._state)
+    assert same(executor.state, follower.state)
 
 
 def test_masks_copies_and_forced_tokens_reach_a_follower(ends: tuple[JaxExecutor, Direct, Follower]) -> None:
@@ -137,10 +137,10 @@ def test_masks_copies_and_forced_tokens_reach_a_follower(ends: tuple[JaxExecutor
     assert pending.result().tokens[1] == [9]
     decodes = tuple(Chunk(slot, 0, 0, slot, Kind.FORCED, 4, 2, (), True) for slot in range(1))
     executor.submit(plan_of(2, decodes, copies=(device_copy(1, 5),), forced=((0, 4, (8, 8)),))).result()
-    assert same(executor.state, follower._state)
+    assert same(executor.state, follower.state)
     kinds = {key[0] for key in members.calls if isinstance(key[0], str)}
     assert kinds >= {"start", "any", "copy", "force"}
-    assert [int(one) for one in np.asarray(follower._state.slots.history)[:2, 3]][1] == 9
+    assert [int(one) for one in np.asarray(follower.state.slots.history)[:2, 3]][1] == 9
 
 
 @pytest.mark.parametrize("is_fused", [False, True])
@@ -154,7 +154,7 @@ def test_guesses_reach_a_follower(is_fused: bool) -> None:
         executor.submit(plan_of(1, (prompt,), started=(start,))).result()
         (drawn,) = executor.submit(plan_of(2, (Chunk(1, 0, 0, 0, Kind.VERIFY, 5, 3, (), True),))).result().tokens
     assert 1 <= len(drawn) <= 3
-    assert same(executor.state, follower._state)
+    assert same(executor.state, follower.state)
     kinds = {key[0] for key in members.calls if isinstance(key[0], str)}
     assert ("verify" in kinds, "guess" in kinds) == (is_fused, not is_fused)
 
@@ -163,12 +163,13 @@ def test_rehearsals_are_replayed(ends: tuple[JaxExecutor, Direct, Follower]) -> 
     executor, members, follower = ends
     executor.reset()
     run(executor)
-    made = list(executor.programs._made)
+    programs = executor.programs
+    used = [from_plain(list(key)) for key in dict.fromkeys(map(tuple, members.prepared))]
     members.calls.clear()
-    for key in made:
-        executor.state = run_on_padding(executor.programs, executor.programs._made[key], key, executor.state)
-    assert [from_plain(key) for key in members.calls] == made
-    assert same(executor.state, follower._state)
+    for key in used:
+        executor.state = run_on_padding(key, programs.get(key), executor.state, programs)
+    assert [from_plain(key) for key in members.calls] == used
+    assert same(executor.state, follower.state)
 
 
 def test_a_program_that_a_member_cannot_make_is_in_no_table(ends: tuple[JaxExecutor, Direct, Follower]) -> None:
@@ -185,7 +186,7 @@ def test_keys_survive_the_link(key: Any) -> None:
     assert from_plain(to_plain(key)) == key
 
 
-@pytest.mark.parametrize("parts", [[], ["any"], ["any", "x"], [1, 2, 3, 4, 5, 6]])
+@pytest.mark.parametrize("parts", [[], ["any"], ["any", "x"], ["other", 4], [1, 2, 3, 4, 5, 6]])
 def test_other_lists_are_no_keys(parts: PlainKey) -> None:
     with pytest.raises((ValueError, TypeError, IndexError)):
         from_plain(parts)

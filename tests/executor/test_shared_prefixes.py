@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from quire.executor import shared_prefixes
 from quire.executor.launch import Launch, Packer, num_shared_tiles
 from quire.executor.programs import compiler, ladder
+from quire.executor.programs.catalog import Catalog
 from quire.executor.programs.ladder import StepShape
-from quire.executor.programs.order import ProgramOrder
 from quire.executor.programs.programs import Programs
 from quire.executor.shared_prefixes import MIN_SAVED, PageTables, SharedTiles
 from quire.ops.attention.step_attention import PLAIN
@@ -206,8 +206,7 @@ def test_answers_are_the_same_whether_pages_are_read_together_or_not(monkeypatch
 
 def test_with_one_order_of_sums_all_programs_of_decodes_read_shared_pages_together() -> None:
     shapes = replace(FEW_SHAPES, specialised=True, shared_groups=(0,), fixed_order=True)
-    order = ProgramOrder(shapes)
-    made = [key for batch in order.batches for key in batch]
+    made = Catalog(shapes).keys
     steps = [key for key in made if isinstance(key, StepShape)]
     assert steps
     assert all(num_shared_tiles(shape, shapes) > 0 for shape in steps if not shape.scores)

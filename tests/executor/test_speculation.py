@@ -10,9 +10,9 @@ import pytest
 from quire.core.lookup import Lookup
 from quire.core.plan import Kind, StepPlan
 from quire.executor.draft.guesses import guess_by_lookup
+from quire.executor.programs.catalog import Catalog
+from quire.executor.programs.kinds import Key
 from quire.executor.programs.ladder import StepShape
-from quire.executor.programs.order import ProgramOrder
-from quire.executor.programs.table import Key
 from quire.executor.shapes import Shapes
 from quire.executor.slots import empty_slots
 from quire.request import FinishReason, Request, SamplingParams
@@ -153,10 +153,10 @@ def test_programs_verify_no_more_tokens_than_a_step_samples(slots: int, guesses:
     shapes = Shapes(
         100, 32, slots, 2048, 4096, min_tokens=8, is_fine=True, specialised=True, guesses=4, step_guesses=guesses
     )
-    made = [key[1] for batch in ProgramOrder(shapes).batches for key in batch if key[0] == "verify"]
+    made = [key[1] for key in Catalog(shapes).keys if key[0] == "verify"]
     assert (min(made), max(made)) == (8, largest)
-    with_draft = [key[0] for batch in ProgramOrder(shapes, looks_up=False).batches for key in batch]
-    assert "guess" in with_draft
+    with_draft = [key[0] for key in Catalog(shapes, looks_up=False).keys]
+    assert "draft" in with_draft
     assert "verify" not in with_draft
 
 

@@ -6,7 +6,7 @@ from threading import Event
 
 import pytest
 
-from quire.executor.programs.switching import SWITCH_S, switch_often_until
+from quire.executor.programs.programs import SWITCH_S, switch_often_until
 from tests.patience import WAIT_S
 
 

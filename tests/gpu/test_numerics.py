@@ -10,6 +10,7 @@ import pytest
 
 from quire.core.plan import Chunk, Kind, SlotStart
 from quire.executor.launch import Packer, launches_of
+from quire.executor.programs.compiler import Compiler
 from quire.executor.programs.programs import Programs
 from quire.executor.shapes import Shapes
 from quire.executor.slots import pack_starts
@@ -57,7 +58,7 @@ def test_logits_of_new_prompts_of_mixed_steps_and_of_decodes_are_those_of_the_pl
     weights = random_weights(model, seed=0, dtype="bfloat16")
     fresh = kernels_for(jax.default_backend(), "bfloat16").max_fresh_sequences
     shapes = Shapes(256, 32, 8, 4096, 4096, min_tokens=8, is_fine=True, specialised=True, max_fresh_sequences=fresh)
-    programs = Programs(model, weights, shapes, threads=2)
+    programs = Programs(Compiler(model, weights, shapes), threads=2)
     packer = Packer(shapes)
     chance = np.random.default_rng(0)
     known = [tuple(chance.integers(10, 100_000, size).tolist()) for size in (LONG + 1, SHORT + 2)]

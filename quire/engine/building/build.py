@@ -157,8 +157,7 @@ def build_follower(deployment: Deployment, progress: Progress = silent) -> Follo
     store = program_store(deployment)
     store.forget_unused()
     compiler = Compiler(deployment.model, weights, deployment.shapes, deployment.mesh, store)
-    model = deployment.model
-    return Follower(compiler, model.vocab_size, model.hidden_size, deployment.resolved.compile_threads)
+    return Follower(compiler, deployment.resolved.compile_threads)
 
 
 def _grammars(deployment: Deployment) -> Grammars | None:

@@ -16,6 +16,7 @@ from quire.executor.host.pinned_pages import host_kinds
 from quire.executor.memory import compiling_environment
 from quire.executor.programs.compile_processes import CompileProcesses
 from quire.executor.programs.compile_worker import CompileTask, structure
+from quire.executor.programs.compiler import Compiler
 from quire.executor.programs.programs import Programs
 from quire.executor.programs.store import ProgramStore
 from quire.files.cache_folder import cache_folder
@@ -85,8 +86,8 @@ def begin_programs(deployment: Deployment, processes: CompileProcesses | None, u
         processes.begin(compile_task(deployment, weights, draft, store))
     limits, threads = deployment.limits, deployment.resolved.compile_threads
     kinds = host_kinds(limits.host_pages, limits.restores_ahead)
-    how: Any = {"store": store, "draft": draft, "host_kinds": kinds, "processes": processes}
-    programs = Programs(deployment.model, weights, deployment.shapes, threads, deployment.mesh, **how)
+    compiler = Compiler(deployment.model, weights, deployment.shapes, deployment.mesh, store, draft)
+    programs = Programs(compiler, threads, host_kinds=kinds, processes=processes)
     undo.callback(programs.close)
     programs.begin()
     log.debug("programs have begun")

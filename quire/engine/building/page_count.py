@@ -8,9 +8,9 @@ from quire.engine.building.compiling import planned_weights, program_store
 from quire.engine.building.deployment import Deployment
 from quire.executor.memory import largest_step_bytes
 from quire.executor.programs.compiler import Compiler
+from quire.executor.programs.kinds import Key
 from quire.executor.programs.ladder import StepShape
 from quire.executor.programs.store import ProgramStore
-from quire.executor.programs.table import Key
 from quire.settings.choice import Choice
 from quire.settings.host_cache import resolve_host_cache
 from quire.settings.memory import SnapshotSizes, resolve_pages, resolve_snapshots

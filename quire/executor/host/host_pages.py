@@ -16,10 +16,10 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from quire.core.plan import Place, Tier
-from quire.executor.programs.order import HOST_COPY_SIZES
 from quire.ops.page_moves import PageMoves
 from quire.ops.sharding import put
 
+HOST_COPY_SIZES = (1, 4, 16)  # pages that one call can copy between the device and the host
 HOST_KINDS = ("save", "restore")  # programs that copy pages to the host and from it
 HostArray = np.ndarray[Any, np.dtype[Any]]
 BlockArrays = list[jax.Array]  # one for each stack: [pages, arrays, page_size, ...]

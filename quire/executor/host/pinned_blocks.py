@@ -9,6 +9,11 @@ from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from quire.executor.host.host_pages import BlockArrays, Stack, gather_blocks
 from quire.ops.page_moves import PageMoves
 
+SPLIT_SIZES = (2, 12, 16, 64)  # pages that one call can copy to pinned memory, and from it
+PLACE_SIZES = (*SPLIT_SIZES, 192)
+# On the device, of pages that came from the host and are not in their places, wanted or not. More than the pages that a
+# step restores, which are in blocks with others.
+MAX_UNPLACED_BYTES = 768 * 2**20
 PINNED_KINDS = ("split", "place")  # programs for pages on their way to the host and from it
 PINNED, DEVICE = "pinned_host", "device"  # kinds of memory, as JAX names them
 BLOCK_PAGES = 16  # at most
@@ -25,6 +30,11 @@ def memory_of(stack: Stack, kind: str) -> Sharding:
 def block_pages(num_pages: int) -> int:
     """Pages in each of the blocks that a program for `num_pages` makes or takes."""
     return SMALL_BLOCKS.get(num_pages, BLOCK_PAGES)
+
+
+def place_sizes(page_bytes: int) -> tuple[int, ...]:
+    """The pages that one call can put into place: no more than there may be."""
+    return tuple(size for size in PLACE_SIZES if size in SPLIT_SIZES or size * page_bytes <= MAX_UNPLACED_BYTES)
 
 
 def blocks_like(stacks: Sequence[Stack], num_pages: int) -> list[list[jax.ShapeDtypeStruct]]:

@@ -26,12 +26,13 @@ from quire.executor.host.pinned_blocks import (
     PINNED,
     PINNED_KINDS,
     SMALL_BLOCKS,
+    SPLIT_SIZES,
     BlockRow,
     PinnedBlock,
     block_pages,
     memory_of,
+    place_sizes,
 )
-from quire.executor.programs.order import SPLIT_SIZES, place_sizes
 from quire.settings.host_cache import num_spare_pages
 
 log = logging.getLogger(__name__)

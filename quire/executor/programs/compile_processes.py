@@ -21,7 +21,7 @@ from typing import Any
 
 import quire
 from quire.executor.programs.compile_worker import CompileTask, MakeResult
-from quire.executor.programs.table import Key
+from quire.executor.programs.kinds import Key
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ import jax
 
 from quire.executor.draft.draft import Draft
 from quire.executor.programs.compiler import Compiler
+from quire.executor.programs.kinds import Key
 from quire.executor.programs.store import ProgramStore
-from quire.executor.programs.table import Key
 from quire.executor.shapes import Shapes
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
@@ -59,7 +59,7 @@ class CompileTask(NamedTuple):
         config, weights = self.model
         draft = None if self.draft is None else Draft(build_model(self.draft[0]), self.draft[1])
         compiler = Compiler(build_model(config), weights, self.shapes, None, store, draft)
-        compiler.timings = store.shared_timings()
+        compiler.share_timings()
         return compiler
 
 

@@ -11,14 +11,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from quire.executor.fused_steps import FUSED_KINDS
 from quire.executor.programs.compiler import Compiler
+from quire.executor.programs.kinds import Key, Materials, Part, kind_of, run, size_of
 from quire.executor.programs.ladder import StepShape
-from quire.executor.programs.table import Key
-from quire.executor.snapshot_arrays import LOAD, SAVE
 from quire.executor.step import State
 from quire.ops.sharding import put
 from quire.request import num_mask_words
@@ -55,17 +52,10 @@ def from_plain(parts: PlainKey) -> Key:
     """Raises ValueError or TypeError where these are not the parts of a key."""
     if isinstance(parts[0], str):
         kind, size = parts
-        return str(kind), int(size)
+        key = str(kind), int(size)
+        kind_of(key)
+        return key
     return StepShape(*parts)  # type: ignore[arg-type]
-
-
-def is_forward(key: Key) -> bool:
-    return isinstance(key, StepShape)
-
-
-def is_step(key: Key) -> bool:
-    """Called with weights, the whole state and one array."""
-    return isinstance(key, StepShape) or key[0] in FUSED_KINDS
 
 
 class Announcer:
@@ -76,49 +66,63 @@ class Announcer:
         self._forwards: deque[jax.Array] = deque(maxlen=KEPT_FORWARDS)  # hidden vectors, the last one first
 
     def wrapped(self, key: Key, program: Callable[..., Any]) -> Callable[..., Any]:
-        plain = to_plain(key)
+        plain, kind = to_plain(key), kind_of(key)
 
         def call(*arguments: Any) -> Any:
-            # Any other argument is weights or state, or stands for something that all members have alike.
-            arrays = [one if isinstance(one, np.ndarray) else None for one in arguments if not isinstance(one, tuple)]
-            self.members.run(plain, arrays, self._place_of(arguments))
+            parts, inputs = arguments[: len(kind.takes)], arguments[len(kind.takes) :]
+            # What is on the devices already, all members have alike.
+            arrays = [one if isinstance(one, np.ndarray) else None for one in inputs]
+            self.members.run(plain, arrays, self._place_of(parts[kind.takes.index(Part.HIDDEN)]) if kind.samples else 0)
             results = program(*arguments)
-            if is_forward(key):
+            if kind.gives_hidden:
                 self._forwards.appendleft(results[1].hidden)
             return results
 
         return call
 
-    def _place_of(self, arguments: Sequence[Any]) -> int:
-        for one in arguments:
-            if isinstance(one, jax.Array):
-                for place, hidden in enumerate(self._forwards, start=1):
-                    if hidden is one:
-                        return place
-        return 0
+    def _place_of(self, hidden: jax.Array) -> int:
+        return next((place for place, other in enumerate(self._forwards, start=1) if other is hidden), 0)
 
 
 class Follower:
     """Runs what the leader announces, on the weights and the state of this process. Owned by one thread, apart from
     what compiles."""
 
-    def __init__(self, compiler: Compiler, vocab_size: int, hidden_size: int, num_threads: int) -> None:
+    def __init__(self, compiler: Compiler, num_threads: int) -> None:
         self._compiler = compiler
-        self._mask_words = num_mask_words(vocab_size)
-        self._hidden_size = hidden_size
         self._pool = ThreadPoolExecutor(num_threads, "quire-compile")
         self._programs: dict[Key, Any] = {}
-        self._no_masks: dict[int, jax.Array] = {}
+        self._all_tokens: dict[int, jax.Array] = {}  # masks that leave every token, by the number of their rows
         self._under_way: deque[Any] = deque()
-        self._state: State | None = None  # until the leader's first reset
+        self.state: State | None = None  # until the leader's first reset
         self._snapshots: list[Any] = []
+        self._sampled_place = 0  # of the forward pass that is sampled from, counted back; 0: none
+
+    @property
+    def materials(self) -> Materials:
+        return self._compiler.materials
+
+    def part(self, part: Part) -> Any:
+        """What a program takes beside the state."""
+        if part is Part.HIDDEN:
+            place = self._sampled_place
+            return self._forwards[place - 1] if place else self._compiler.no_hidden()
+        return {
+            Part.WEIGHTS: self._compiler.weights,
+            Part.HEAD: self._compiler.head,
+            Part.SNAPSHOTS: self._snapshots,
+        }[part]
+
+    def replace_part(self, part: Part, value: Any) -> None:
+        assert part is Part.SNAPSHOTS, "a group has no adapters"
+        self._snapshots = value
 
     def reset(self) -> None:
         self._forwards: deque[jax.Array] = deque(maxlen=KEPT_FORWARDS)
         self._under_way.clear()
-        self._state = None  # frees the old pages before there are new ones
+        self.state = None  # frees the old pages before there are new ones
         self._snapshots = []
-        self._state = self._compiler.empty_state()
+        self.state = self._compiler.empty_state()
         if self._compiler.shapes.num_snapshots:
             self._snapshots = self._compiler.empty_snapshots()
 
@@ -137,48 +141,20 @@ class Follower:
         self._pool.submit(make).add_done_callback(tell)
 
     def run(self, parts: PlainKey, arrays: Sequence[HostArray | None], hidden: int) -> None:
-        key = from_plain(parts)
-        program, state = self._programs[key], self._state
-        assert state is not None
-        given = [one for one in arrays if one is not None]
-        if is_step(key):
-            self._state, results = program(self._compiler.weights, state, *given)
-            if is_forward(key):
-                self._forwards.appendleft(results.hidden)
-        elif key[0] == "copy":
-            self._state = state._replace(pages=program(state.pages, *given))
-            results = None
-        elif key[0] == SAVE:
-            self._snapshots = program(self._snapshots, state.slot_arrays, *given)
-            results = None
-        elif key[0] == LOAD:
-            self._state = state._replace(slot_arrays=program(state.slot_arrays, self._snapshots, *given))
-            results = None
-        elif key[0] in ("start", "force", "guess"):
-            self._state = state._replace(slots=program(state.slots, *given))
-            results = None
-        else:
-            results = self._sample(key, program, state, arrays, hidden)
+        assert self.state is not None
+        key, self._sampled_place = from_plain(parts), hidden
+        inputs = [self._masks(size_of(key)) if one is None else one for one in arrays]
+        self.state, results = run(key, self._programs[key], self.state, self, inputs)
+        if kind_of(key).gives_hidden:
+            self._forwards.appendleft(results.hidden)
         self._limit(results)
 
-    def _sample(self, key: Any, program: Any, state: State, arrays: Sequence[HostArray | None], place: int) -> Any:
-        vectors, packed, masks = arrays[-3:]
-        assert vectors is None, "hidden vectors stay on the devices"
-        hidden = self._forwards[place - 1] if place else self._no_hidden()
-        rows = masks if masks is not None else self._all_tokens(key[1])
-        slots, sampled = program(self._compiler.head, state.slots, hidden, packed, rows)
-        self._state = state._replace(slots=slots)
-        return sampled
-
-    def _no_hidden(self) -> jax.Array:
-        """Zeros in place of hidden vectors, for rehearsals."""
-        return jnp.zeros((self._compiler.shapes.num_samples, self._hidden_size), self._compiler.dtype)
-
-    def _all_tokens(self, size: int) -> jax.Array:
-        if size not in self._no_masks:
-            masks = np.full((size, self._mask_words), 0xFFFFFFFF, np.uint32)
-            self._no_masks[size] = put(masks, self._compiler.whole)
-        return self._no_masks[size]
+    def _masks(self, size: int) -> jax.Array:
+        """Of samples without grammars: all that is not sent."""
+        if size not in self._all_tokens:
+            masks = np.full((size, num_mask_words(self.materials.compiled.model.vocab_size)), 0xFFFFFFFF, np.uint32)
+            self._all_tokens[size] = put(masks, self._compiler.whole)
+        return self._all_tokens[size]
 
     def _limit(self, results: Any) -> None:
         """Wait for an older call. Its error, which nothing else would show, is raised here."""

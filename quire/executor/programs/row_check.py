@@ -12,10 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.errors import InvalidSetting
-from quire.executor.launch import NUM_FEATURES, Inputs, Ints, fields, num_sample_fields, num_single, sizes
+from quire.executor.launch import NUM_FEATURES, Inputs, Ints, fields, num_sample_fields, num_single, padding
+from quire.executor.programs.kinds import Key, Part, Parts, in_words, kind_of, run
 from quire.executor.programs.ladder import StepShape
-from quire.executor.programs.padding import Operands
-from quire.executor.programs.table import Key
 from quire.executor.sample.sampler import NOTHING_ASKED
 from quire.executor.shapes import Shapes
 from quire.executor.slots import SEED_LOW, TEMPERATURE, TOP_P, Slots
@@ -23,7 +22,6 @@ from quire.executor.step import State
 from quire.ops.pages import TILE
 from quire.request import num_mask_words
 
-SAMPLING_KINDS = ("any", "filtered")
 NUM_DECODES = 4  # positions that decodes are compared at, each with one more key than the last
 SEED = 20
 TOP_PS = (0.9, 1.0)
@@ -40,40 +38,43 @@ class RowCheck:
 
     def is_due(self, key: Key) -> bool:
         """True if this program computes rows and was not checked."""
-        is_of_rows = isinstance(key, StepShape) or key[0] in SAMPLING_KINDS
-        return self._shapes.fixed_order and is_of_rows and key not in self._checked
+        return self._shapes.fixed_order and kind_of(key).is_checked and key not in self._checked
 
-    def run(self, operands: Operands, program: Callable[..., Any], key: Key, state: State) -> State:
+    @property
+    def num_checked(self) -> int:
+        return len(self._checked)
+
+    def run(self, key: Key, program: Callable[..., Any], state: State, parts: Parts) -> State:
         """Run the program on the padding slot, and raise InvalidSetting if a row has other bits than before."""
-        run = self._run_step if isinstance(key, StepShape) else self._run_sampling
-        state = run(operands, program, key, state)
+        run = self._run_sampling if kind_of(key).samples else self._run_step
+        state = run(key, program, state, parts)
         self._checked.add(key)
         return state._replace(slots=_with_parameters(state.slots))
 
-    def _run_step(self, operands: Operands, program: Callable[..., Any], shape: Any, state: State) -> State:
+    def _run_step(self, shape: Any, program: Callable[..., Any], state: State, parts: Parts) -> State:
         steps = [step_of_decodes] if shape.decodes_only else [step_of_prompts, step_of_decodes]
         for make in steps[:1] if shape.scores else steps:  # which has no decodes
             packed = make(shape, self._shapes)
-            state = state._replace(slots=_with_tokens(state.slots, operands.model.vocab_size))
-            state, computed = program(operands.weights, state, packed)
+            state = state._replace(slots=_with_tokens(state.slots, parts.materials.compiled.model.vocab_size))
+            state, computed = run(shape, program, state, parts, (packed,))
             into = fields(packed, shape, self._shapes)
             # Of a single key all kernels make the same.
             names = [(make is step_of_decodes and position > 0, position) for position in into.positions.tolist()]
             hidden = np.asarray(computed.hidden)
             if not (np.isfinite(hidden).all() and hidden.any()):
-                raise InvalidSetting(f"reproducible: cannot be checked: {_in_words(shape)} give zeros, or no numbers")
+                raise InvalidSetting(f"reproducible: cannot be checked: {in_words(shape)} give zeros, or no numbers")
             self._compare("the last layer", shape, hidden, [names[end] for end in into.ends])
             if shape.scores:
                 self._compare("log-probabilities of prompts", shape, computed.scored.logprobs, names)
                 self._compare("the highest ones of prompts", shape, computed.scored.top_logprobs, names)
         return state
 
-    def _run_sampling(self, operands: Operands, program: Callable[..., Any], key: Any, state: State) -> State:
+    def _run_sampling(self, key: Any, program: Callable[..., Any], state: State, parts: Parts) -> State:
         way, size = key
         for top_p in TOP_PS:
-            hidden, packed, masks, positions = self._samples(operands, size, top_p)
+            hidden, packed, masks, positions = self._samples(parts, size, top_p)
             slots = _with_parameters(state.slots, temperature=1.0, top_p=top_p, seed=SEED)
-            slots, sampled = program(operands.compiler.head, slots, hidden, packed, masks)
+            slots, sampled = program(parts.part(Part.HEAD), slots, hidden, packed, masks)
             state = state._replace(slots=slots)
             names = [(top_p, position) for position in positions]
             for column, what in enumerate(("logits", "filtered logits", "the sums of draws")):
@@ -84,11 +85,11 @@ class RowCheck:
                 self._compare("the highest log-probabilities", key, sampled.top_logprobs, names)
         return state
 
-    def _samples(self, operands: Operands, size: int, top_p: float) -> tuple[Any, Ints, Any, list[int]]:
+    def _samples(self, parts: Parts, size: int, top_p: float) -> tuple[Any, Ints, Any, list[int]]:
         """The same hidden vector in all places, drawn from at a few positions, of which nothing counts, with
         log-probabilities; and the positions."""
-        shapes, model = self._shapes, operands.model
-        vector = jnp.cos(jnp.arange(model.hidden_size, dtype=jnp.float32)).astype(operands.compiler.dtype)
+        shapes, model = self._shapes, parts.materials.compiled.model
+        vector = jnp.cos(jnp.arange(model.hidden_size, dtype=jnp.float32)).astype(parts.materials.dtype)
         hidden = jnp.broadcast_to(vector, (shapes.num_samples, model.hidden_size))
         masks = jnp.full((size, num_mask_words(model.vocab_size)), 0xFFFFFFFF, jnp.uint32)
         packed = np.zeros(num_sample_fields(shapes.guesses > 0) * size + NUM_FEATURES, np.int32)
@@ -103,8 +104,8 @@ class RowCheck:
         others = [first for row, (first, bits) in zip(found, expected, strict=True) if row != bits]
         if others:
             raise InvalidSetting(
-                f"reproducible: in the program for {_in_words(key)} {len(others)} of {len(found)} rows that should "
-                f"be alike have other bits in {what} than in that for {_in_words(others[0])}. A kernel, of XLA or "
+                f"reproducible: in the program for {in_words(key)} {len(others)} of {len(found)} rows that should "
+                f"be alike have other bits in {what} than in that for {in_words(others[0])}. A kernel, of XLA or "
                 "of a library that it calls or one of ours, does not add in one order. Remedy: leave --reproducible "
                 "out, or try another jax"
             )
@@ -155,12 +156,8 @@ def step_of_decodes(shape: StepShape, shapes: Shapes) -> Ints:
 
 
 def _empty_step(shape: StepShape, shapes: Shapes) -> tuple[Ints, Inputs]:
-    packed = np.zeros(sum(sizes(shape, shapes)), np.int32)
-    into = fields(packed, shape, shapes)
-    for slots in (into.slots, into.page_slots, into.tile_slots):
-        slots.fill(shapes.num_slots)
-    for numbers in (into.shared_tile_of, into.shared_tokens):
-        numbers.fill(-1)
+    packed, into = padding(shape, shapes)
+    into.positions.fill(0)
     return packed, into
 
 
@@ -184,7 +181,3 @@ def _choose_ends(into: Inputs, positions: Iterable[int]) -> None:
     for number, group in enumerate(groups):
         ends = into.ends[number :: len(groups)]
         ends[:] = group[np.linspace(0, len(group) - 1, len(ends)).astype(int)]
-
-
-def _in_words(key: Key) -> str:
-    return str(key) if isinstance(key, StepShape) else f"{key[1]} samples ({key[0]})"

@@ -10,9 +10,8 @@ from typing import Any
 
 import jax
 
+from quire.executor.programs.kinds import Key, Parts, run_on_padding
 from quire.executor.programs.ladder import StepShape
-from quire.executor.programs.padding import Operands, run_on_padding
-from quire.executor.programs.table import Key
 from quire.executor.step import State
 
 log = logging.getLogger(__name__)
@@ -27,7 +26,7 @@ class StepCosts:
     def __init__(self, sizes: Sequence[int]) -> None:
         """`sizes`: tokens of the steps that prompts are cut for."""
         self._sizes = sizes
-        self._seconds: dict[int, float] = {}
+        self.seconds: dict[int, float] = {}  # of those that were timed
         self._found: tuple[frozenset[Key], tuple[int, ...]] = frozenset(), ()  # by `sizes_among`, the last time
 
     def sizes_among(self, keys: frozenset[Key]) -> tuple[int, ...]:
@@ -38,25 +37,25 @@ class StepCosts:
 
     def next_size(self, made: Container[Key]) -> int | None:
         """A size that has not been timed, and has a program that is `made`."""
-        left = (size for size in self._sizes if size <= MEASURED_TOKENS and size not in self._seconds)
+        left = (size for size in self._sizes if size <= MEASURED_TOKENS and size not in self.seconds)
         return next((size for size in left if StepShape(size) in made), None)
 
-    def measure(self, size: int, operands: Operands, program: Callable[..., Any], state: State) -> State:
+    def measure(self, size: int, program: Callable[..., Any], state: State, parts: Parts) -> State:
         taken = []
         for _ in range(3):
             begun_s = time.monotonic()
-            state = run_on_padding(operands, program, StepShape(size), state)
+            state = run_on_padding(StepShape(size), program, state, parts)
             jax.block_until_ready(state.slots.history)  # type: ignore[no-untyped-call]
             taken.append(time.monotonic() - begun_s)
-        self._seconds[size] = min(taken)
+        self.seconds[size] = min(taken)
         return state
 
-    def conclude(self) -> tuple[frozenset[Key], tuple[int, ...]]:
+    def slow_and_good_sizes(self) -> tuple[frozenset[Key], tuple[int, ...]]:
         """The steps that take longer than a larger one, and the sizes that the device is good at."""
-        milliseconds = {size: round(1000 * took, 2) for size, took in self._seconds.items()}
+        milliseconds = {size: round(1000 * took, 2) for size, took in self.seconds.items()}
         log.debug("ms by tokens of a step: %s", milliseconds)
-        slow: frozenset[Key] = frozenset(StepShape(size) for size in slower_than_larger(self._seconds))
-        return slow, good_sizes(self._seconds, self._sizes)
+        slow: frozenset[Key] = frozenset(StepShape(size) for size in slower_than_larger(self.seconds))
+        return slow, good_sizes(self.seconds, self._sizes)
 
 
 def slower_than_larger(seconds: Mapping[int, float]) -> frozenset[int]:

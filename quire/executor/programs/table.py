@@ -7,22 +7,14 @@ so that the same plans run the same ones whichever compilation finished first.
 from collections.abc import Iterable
 from functools import lru_cache
 
-from quire.executor.fused_steps import VERIFY
+from quire.executor.programs.kinds import Key
 from quire.executor.programs.ladder import Ladder, StepShape
 from quire.executor.sample.sampler import Features
+from quire.executor.slots import START_SIZES
+from quire.executor.snapshot_arrays import STATE_SIZES
+from quire.executor.step import COPY_SIZES
 
-# A forward pass by its shape; a decode, one whose rows share pages and a burst by their rows; one that verifies guesses
-# by its tokens; starting, copying pages and each way of sampling by the number of rows they take.
-Key = StepShape | tuple[str, int]
-
-START_SIZES = (1, 8)  # slots that one call can start
-COPY_SIZES = (1, 16)  # pages that one call can copy
-STATE_SIZES = (1, 8)  # states of slots that one call can copy
 WAYS_OF_PLAIN = ("plain", "filtered", "any")  # to sample where nothing is asked for: the fastest first
-
-
-def size_of(key: Key) -> int:
-    return key.tokens if isinstance(key, StepShape) else key[1]
 
 
 class ProgramTable:
@@ -35,7 +27,7 @@ class ProgramTable:
         self._has_enough = self.keys.issuperset(ladder.first())
         self._shapes = made if self._has_enough else ladder.all()
         self.forward = lru_cache(4096)(self._forward)
-        self._verified = sorted(key[1] for key in self.keys if key[0] == VERIFY)
+        self._verified = sorted(key[1] for key in self.keys if key[0] == "verify")
 
     def _forward(self, needed: StepShape, num_tiles: int) -> StepShape:
         """The smallest shape for a launch."""
@@ -64,7 +56,7 @@ class ProgramTable:
 
     def verify(self, tokens: int) -> tuple[str, int] | None:
         """The program that guesses, computes so many tokens and samples after each; None where no single one does."""
-        return next(((VERIFY, size) for size in self._verified if size >= tokens), None)
+        return next((("verify", size) for size in self._verified if size >= tokens), None)
 
     def sample(self, count: int, features: Features) -> tuple[str, int]:
         """The program with the fewest rows for `count` samples, and no more features than they need."""
