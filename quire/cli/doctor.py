@@ -40,6 +40,7 @@ def doctor(
     machine = _machine() | _group(group) | role_of(peers)
     if not json:
         _print("This machine", machine)
+    from quire.engine.building.compiling import describe_programs
     from quire.engine.building.deployment import cache_capacity
     from quire.engine.building.model_weights import describe_experts
     from quire.engine.building.plan import plan_deployment, traits_of
@@ -77,7 +78,7 @@ def doctor(
         **cache_capacity(deployment),
         **_folder(deployment, folder),
         "sequences at the same time": f"up to {limits.max_batch_size}",
-        "steps to compile": f"{len(deployment.shapes.ladder.all())} shapes",
+        "programs": describe_programs(deployment),
         "kept packed weights": _kept_weights(config),
         **_native_library(facts.platform),
     }

@@ -3,9 +3,10 @@
 import hashlib
 import json
 import logging
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import cast
 
 import jax
 
@@ -14,13 +15,17 @@ from quire.engine.building.model_weights import make_room_for_adapters, placemen
 from quire.executor.draft.draft import Draft
 from quire.executor.host.pinned_pages import host_kinds
 from quire.executor.memory import compiling_environment
+from quire.executor.programs.catalog import Catalog
 from quire.executor.programs.compile_processes import CompileProcesses
 from quire.executor.programs.compile_worker import CompileTask, structure
 from quire.executor.programs.compiler import Compiler
+from quire.executor.programs.kinds import kind_of
 from quire.executor.programs.programs import Programs
 from quire.executor.programs.store import ProgramStore
 from quire.files.cache_folder import cache_folder
-from quire.models.checkpoint import weights_like
+from quire.files.tensor_source import TensorSource
+from quire.models.checkpoint import Quantize, weights_like
+from quire.models.model import Model
 from quire.models.params import ParamTree
 
 log = logging.getLogger(__name__)
@@ -72,11 +77,14 @@ def begins_early(deployment: Deployment) -> bool:
 def planned_weights(deployment: Deployment) -> tuple[ParamTree, Draft | None]:
     """The structure of weights that are not loaded yet, and that of the draft's."""
     resolved, plan = deployment.resolved, deployment.draft
-    how: Any = {"dtype": resolved.dtype, "quantize": resolved.quantize, "placement": placement_of(deployment)}
-    weights = weights_like(deployment.model, deployment.source, **how)
+
+    def like(model: Model, source: TensorSource | None) -> ParamTree:
+        quantize, placement = cast(Quantize, resolved.quantize), placement_of(deployment)
+        return weights_like(model, source, dtype=resolved.dtype, quantize=quantize, placement=placement)
+
+    weights = like(deployment.model, deployment.source)
     make_room_for_adapters(weights, deployment)
-    draft = None if plan is None else Draft(plan.model, weights_like(plan.model, plan.source, **how))
-    return weights, draft
+    return weights, None if plan is None else Draft(plan.model, like(plan.model, plan.source))
 
 
 def begin_programs(deployment: Deployment, processes: CompileProcesses | None, undo: ExitStack) -> Programs:
@@ -84,8 +92,7 @@ def begin_programs(deployment: Deployment, processes: CompileProcesses | None, u
     (weights, draft), store = planned_weights(deployment), program_store(deployment)
     if processes is not None:
         processes.begin(compile_task(deployment, weights, draft, store))
-    limits, threads = deployment.limits, deployment.resolved.compile_threads
-    kinds = host_kinds(limits.host_pages, limits.restores_ahead)
+    threads, kinds = deployment.resolved.compile_threads, _host_kinds(deployment)
     compiler = Compiler(deployment.model, weights, deployment.shapes, deployment.mesh, store, draft)
     programs = Programs(compiler, threads, host_kinds=kinds, processes=processes)
     undo.callback(programs.close)
@@ -94,12 +101,25 @@ def begin_programs(deployment: Deployment, processes: CompileProcesses | None, u
     return programs
 
 
+def _host_kinds(deployment: Deployment) -> tuple[str, ...]:
+    return host_kinds(deployment.limits.host_pages, deployment.limits.restores_ahead)
+
+
+def describe_programs(deployment: Deployment) -> str:
+    """How many programs there are, and what for."""
+    looks_up = deployment.draft is None
+    catalog = Catalog(deployment.shapes, _host_kinds(deployment), deployment.host_page_bytes, looks_up)
+    counts = Counter(kind_of(key).purpose for key in catalog.keys)
+    purposes = ", ".join(f"{count} for {purpose}" for purpose, count in counts.most_common())
+    return f"{len(catalog.keys)}, of which a server begins with {len(catalog.first)}: {purposes}"
+
+
 def program_store(deployment: Deployment) -> ProgramStore:
     """The compiled programs of this deployment on disk."""
-    configs = [one.files.config for one in (deployment, deployment.draft) if one is not None]
+    configs = [planned.files.config for planned in (deployment, deployment.draft) if planned is not None]
     config = json.dumps(configs, sort_keys=True, default=str)
-    how, fast = deployment.resolved, deployment.facts.fast_int8
-    numerics = f"{how.dtype} {how.quantize} {fast} {deployment.config.tensor_parallel}"
+    resolved, fast = deployment.resolved, deployment.facts.fast_int8
+    numerics = f"{resolved.dtype} {resolved.quantize} {fast} {deployment.config.tensor_parallel}"
     shapes = replace(deployment.shapes, burst=1)  # one program depends on it, whose name has it
     identity = f"{config} {shapes} {numerics} {_digest_of_weights(deployment)}"
     return ProgramStore(cache_folder(deployment.config.cache_dir) / "programs", identity)
