@@ -13,7 +13,7 @@ from quire.executor.programs.catalog import Catalog
 from quire.executor.programs.kinds import KINDS, Key
 from quire.executor.programs.ladder import StepShape
 from quire.executor.programs.programs import Programs
-from quire.executor.programs.scheduler import FIRST_RUN_TOKENS, Scheduler
+from quire.executor.programs.scheduler import FIRST_RUN_TOKENS, CompileScheduler
 from quire.executor.programs.table import ProgramTable
 from quire.executor.sample.sampler import NOTHING_ASKED
 from quire.executor.shapes import Shapes
@@ -65,14 +65,14 @@ class Maker:
         return str(key)
 
 
-def scheduled(shapes: Shapes = SHAPES, make: Any = str, threads: int = 1) -> Scheduler:
-    scheduler = Scheduler(Catalog(shapes), shapes, Untimed(), make, threads)
+def scheduled(shapes: Shapes = SHAPES, make: Any = str, threads: int = 1) -> CompileScheduler:
+    scheduler = CompileScheduler(Catalog(shapes), shapes, Untimed(), make, threads)
     scheduler.is_noted = True
     return scheduler
 
 
 @pytest.fixture
-def scheduler() -> Iterator[Scheduler]:
+def scheduler() -> Iterator[CompileScheduler]:
     made = scheduled()
     yield made
     made.close()
@@ -90,16 +90,16 @@ def first() -> ProgramTable:
     return ProgramTable(SHAPES.ladder, CATALOG.first)
 
 
-def ranked(scheduler: Scheduler) -> list[Key]:
+def ranked(scheduler: CompileScheduler) -> list[Key]:
     return sorted(LATER, key=scheduler.score, reverse=True)
 
 
-def test_as_long_as_none_is_missed_programs_are_made_in_their_order(scheduler: Scheduler) -> None:
+def test_as_long_as_none_is_missed_programs_are_made_in_their_order(scheduler: CompileScheduler) -> None:
     assert ranked(scheduler) == LATER
 
 
 def test_a_step_in_a_larger_program_misses_the_one_with_the_least_padding(
-    scheduler: Scheduler, first: ProgramTable
+    scheduler: CompileScheduler, first: ProgramTable
 ) -> None:
     before = {key: scheduler.score(key) for key in KEYS}
     for tokens, count in ((600, 1), (300, 3)):
@@ -113,7 +113,7 @@ def test_a_step_in_a_larger_program_misses_the_one_with_the_least_padding(
     assert scheduler.score(StepShape(640)) > scheduler.score(StepShape(320)) > scheduler.score(("burst", 8))
 
 
-def test_nothing_is_noted_before_a_server_on_a_gpu_begins(scheduler: Scheduler, first: ProgramTable) -> None:
+def test_nothing_is_noted_before_a_server_on_a_gpu_begins(scheduler: CompileScheduler, first: ProgramTable) -> None:
     scheduler.is_noted = False
     scheduler.note_forward(StepShape(600), 4, first.forward(StepShape(600), 4))
     scheduler.note_decode(100, 1, False, None, first)
@@ -122,7 +122,7 @@ def test_nothing_is_noted_before_a_server_on_a_gpu_begins(scheduler: Scheduler, 
 
 
 def test_decodes_miss_the_one_program_that_does_them_and_not_that_of_their_forward_pass(
-    scheduler: Scheduler, first: ProgramTable
+    scheduler: CompileScheduler, first: ProgramTable
 ) -> None:
     two = StepShape(128, decodes_only=True)
     before = scheduler.score(two), scheduler.score(("decode", 128))
@@ -137,7 +137,7 @@ def test_decodes_miss_the_one_program_that_does_them_and_not_that_of_their_forwa
     assert scheduler.score(two) > before[0]
 
 
-def test_a_burst_misses_its_program(scheduler: Scheduler, first: ProgramTable) -> None:
+def test_a_burst_misses_its_program(scheduler: CompileScheduler, first: ProgramTable) -> None:
     before = scheduler.score(("burst", 8)), scheduler.score(("decode", 8))
     scheduler.note_decode(8, 4, False, first.decode(8, 4, 4), first)
     scheduler.note_decode(8, 1, False, first.decode(8, 1, 4), first)
@@ -145,7 +145,7 @@ def test_a_burst_misses_its_program(scheduler: Scheduler, first: ProgramTable) -
     assert scheduler.score(("decode", 8)) == before[1]
 
 
-def test_samples_miss_a_way_without_branches_more_than_one_for_fewer_rows(scheduler: Scheduler) -> None:
+def test_samples_miss_a_way_without_branches_more_than_one_for_fewer_rows(scheduler: CompileScheduler) -> None:
     ways: list[Key] = [("plain", 8), ("filtered", 64)]
     before = [scheduler.score(key) for key in ways]
     scheduler.note_sample(8, NOTHING_ASKED, ("plain", 64))
@@ -174,7 +174,7 @@ def test_guesses_miss_the_one_program_that_verifies_them() -> None:
     scheduler.close()
 
 
-def test_a_first_run_is_worth_it_once_its_time_was_lost(scheduler: Scheduler, first: ProgramTable) -> None:
+def test_a_first_run_is_worth_it_once_its_time_was_lost(scheduler: CompileScheduler, first: ProgramTable) -> None:
     key, padding = StepShape(320), 512 - 320
     for count in range(1, 1 + int(FIRST_RUN_TOKENS // padding) + 1):
         assert not scheduler.is_worth_a_first_run(key), count
@@ -237,7 +237,7 @@ class TimesDecodes(Untimed):
 
 
 def test_a_program_waits_for_the_one_that_times_its_products_whatever_becomes_of_that(maker: Maker) -> None:
-    scheduler = Scheduler(CATALOG, SHAPES, TimesDecodes(), maker, 1)
+    scheduler = CompileScheduler(CATALOG, SHAPES, TimesDecodes(), maker, 1)
     maker.may_go_on.set()
     others: dict[Key, Future[Any]] = {("decode", rows): Future() for rows in (8, 64, 128)}
     waiting = [scheduler.add(("burst", rows), others) for rows in (8, 64, 128)]
@@ -253,7 +253,7 @@ def test_a_program_waits_for_the_one_that_times_its_products_whatever_becomes_of
 
 
 def test_closing_cancels_those_that_wait_and_those_that_come_later(maker: Maker) -> None:
-    scheduler = Scheduler(CATALOG, SHAPES, TimesDecodes(), maker, 1)
+    scheduler = CompileScheduler(CATALOG, SHAPES, TimesDecodes(), maker, 1)
     other: Future[Any] = Future()
     under_way, waiting = scheduler.add(StepShape(8), {}), scheduler.add(StepShape(16), {})
     behind = scheduler.add(("burst", 8), {("decode", 8): other})

@@ -106,7 +106,7 @@ def _host_kinds(deployment: Deployment) -> tuple[str, ...]:
 
 
 def describe_programs(deployment: Deployment) -> str:
-    """How many programs there are, and what for."""
+    """The number of programs, and their purposes."""
     looks_up = deployment.draft is None
     catalog = Catalog(deployment.shapes, _host_kinds(deployment), deployment.host_page_bytes, looks_up)
     counts = Counter(kind_of(key).purpose for key in catalog.keys)

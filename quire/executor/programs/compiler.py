@@ -25,7 +25,7 @@ from quire.executor.programs.compiler_options import (
 from quire.executor.programs.kinds import (
     Key,
     Materials,
-    Part,
+    Operand,
     ProgramKind,
     argument_of,
     array_like,
@@ -105,8 +105,8 @@ class Compiler:
         self.head = tuple(jax.tree.leaves(head_weights(weights)))
         whole = Weights(weights, draft_weights, self.adapters)
         self._trees = {
-            Part.WEIGHTS: jax.tree.structure(whole),
-            Part.HEAD: jax.tree.structure(head_weights(weights)),
+            Operand.WEIGHTS: jax.tree.structure(whole),
+            Operand.HEAD: jax.tree.structure(head_weights(weights)),
         }
         matrices = weights_of((weights, draft_weights))
         self._has_codes = any(weight.has_codes for weight in matrices)
@@ -116,7 +116,7 @@ class Compiler:
     def weight_structure(self) -> tuple[Any, ...]:
         """The structure of weights and of the stacks of adapters, all that programs know of them but their places."""
         arrays = *self.weights, *jax.tree.leaves(self.adapters)
-        return self._trees[Part.WEIGHTS], *((array.shape, array.dtype) for array in arrays)
+        return self._trees[Operand.WEIGHTS], *((array.shape, array.dtype) for array in arrays)
 
     def _state_structure(self) -> State:
         """Shapes and places of everything a step changes; the slots are whole on every device."""
@@ -141,7 +141,7 @@ class Compiler:
 
     def no_hidden(self) -> jax.Array:
         """Zeros in place of the vectors of a forward pass."""
-        like = self._structure_of(Part.HIDDEN)
+        like = self._structure_of(Operand.HIDDEN)
         return put_on_devices(np.zeros(like.shape, like.dtype), like.sharding)
 
     def successor(self, number: jax.Array) -> jax.Array:
@@ -199,18 +199,18 @@ class Compiler:
         timed = {} if self.timings is None or is_untuned(options) else timings_in(self.timings)
         return lowered.compile({**usual, **timed, **options})
 
-    def _structure_of(self, part: Part) -> Any:
-        if part is Part.STATE:
+    def _structure_of(self, part: Operand) -> Any:
+        if part is Operand.STATE:
             return self._state
-        if part is Part.WEIGHTS:
+        if part is Operand.WEIGHTS:
             return (*self.weights, *jax.tree.leaves(self.adapters))
-        if part is Part.HEAD:
+        if part is Operand.HEAD:
             return self.head
-        if part is Part.HIDDEN:
+        if part is Operand.HIDDEN:
             return array_like((self.shapes.num_samples, self._compiled.model.hidden_size), self.dtype, self.whole)
-        if part is Part.SNAPSHOTS:
+        if part is Operand.SNAPSHOTS:
             return self.layout.slot_structure(self.shapes.num_snapshots)
-        if part is Part.ADAPTERS:
+        if part is Operand.ADAPTERS:
             return jax.tree.leaves(self.adapters)
         return getattr(self._state, part.value)
 

@@ -39,8 +39,9 @@ ONE_PROGRAM = 4 * 32.0
 WAYS: tuple[SamplingWay, ...] = get_args(SamplingWay)
 
 
-class Part(Enum):
-    """What each process that runs a program has of its own. Those of `State` have its names."""
+class Operand(Enum):
+    """An array, or a tree of them, that each process that runs a program has of its own. Those of `State` have its
+    names."""
 
     STATE = "state"
     PAGES = "pages"
@@ -59,7 +60,7 @@ def page_layouts(compiled: Compiled) -> list[PageLayout]:
 
 
 class Materials(NamedTuple):
-    """What programs are made of. Arrays are given by their structure."""
+    """The constants of programs, and the structure of the arrays that they take."""
 
     compiled: Compiled
     dtype: Any  # of activations
@@ -83,14 +84,15 @@ Inputs = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class ProgramKind:
-    """Called with its parts, then with its inputs. The part that it replaces is given up, and is its first result."""
+    """Called with its operands, then with its inputs. The operand that it replaces is donated, and its first result is
+    the new one."""
 
     name: str
     purpose: str
     function: Callable[[Materials, Any], Callable[..., Any]]  # of the size, or of the shape of a forward pass
     inputs: Callable[[Materials, Any], Inputs] = lambda materials, size: ()  # of padding; structures stand for zeros
-    takes: tuple[Part, ...] = ()
-    replaces: Part | None = None
+    takes: tuple[Operand, ...] = ()
+    replaces: Operand | None = None
     has_results: bool = False  # beside what it replaces
     result_places: Callable[[Materials, Any], Any] | None = None  # where it replaces nothing; else they are whole
     shape: Callable[[Any], StepShape] | None = None  # of the rows that are multiplied with weights
@@ -107,7 +109,7 @@ class ProgramKind:
 
     @property
     def samples(self) -> bool:
-        return Part.HIDDEN in self.takes
+        return Operand.HIDDEN in self.takes
 
 
 def _decodes(size: int) -> StepShape:
@@ -131,8 +133,8 @@ def _step(
         purpose,
         lambda materials, size: function(materials.compiled, shape(size)),
         lambda materials, size: (padding(shape(size), materials.compiled.shapes)[0],),
-        takes=(Part.WEIGHTS, Part.STATE),
-        replaces=Part.STATE,
+        takes=(Operand.WEIGHTS, Operand.STATE),
+        replaces=Operand.STATE,
         has_results=True,
         shape=shape,
         **more,
@@ -163,8 +165,8 @@ def _sampling(way: SamplingWay, purpose: str, saves: float, is_checked: bool = F
         purpose,
         function,
         _samples_of_none,
-        takes=(Part.HEAD, Part.SLOTS, Part.HIDDEN),
-        replaces=Part.SLOTS,
+        takes=(Operand.HEAD, Operand.SLOTS, Operand.HIDDEN),
+        replaces=Operand.SLOTS,
         has_results=True,
         shape=StepShape,  # to time its product would disturb that of decodes, which are compiled meanwhile
         is_checked=is_checked,
@@ -212,8 +214,8 @@ def _moving(name: str, purpose: str, function: Any, contents: Any, *, to_host: b
         purpose,
         lambda materials, size: partial(function, materials.compiled.kernels.moves, materials.stacks),
         lambda materials, size: (np.zeros(size, np.int32), *(() if to_host else (moved(materials, size),))),
-        takes=(Part.PAGES,),
-        replaces=None if to_host else Part.PAGES,
+        takes=(Operand.PAGES,),
+        replaces=None if to_host else Operand.PAGES,
         has_results=True,
         result_places=places if to_host else None,
         counts="pages",
@@ -224,7 +226,7 @@ def _stacked(stacks: Sequence[Stack], num_pages: int) -> list[Any]:
     return [stack.like(num_pages) for stack in stacks]
 
 
-def _states(name: str, purpose: str, into: Part, source: Part) -> ProgramKind:
+def _states(name: str, purpose: str, into: Operand, source: Operand) -> ProgramKind:
     return ProgramKind(
         name,
         purpose,
@@ -247,8 +249,8 @@ def _starting(
         purpose,
         lambda materials, size: function,
         inputs,
-        takes=(Part.SLOTS,),
-        replaces=Part.SLOTS,
+        takes=(Operand.SLOTS,),
+        replaces=Operand.SLOTS,
         counts=counts,
         saves=ONE_PROGRAM,
         seconds=0.1,
@@ -289,8 +291,8 @@ KINDS: Mapping[str, ProgramKind] = {
             "guesses that are looked up",
             lambda materials, size: partial(guess_by_lookup, count=materials.compiled.shapes.guesses),
             lambda materials, size: (np.full(size, materials.compiled.shapes.num_slots, np.int32),),
-            takes=(Part.SLOTS,),
-            replaces=Part.SLOTS,
+            takes=(Operand.SLOTS,),
+            replaces=Operand.SLOTS,
             counts="slots",
         ),
         ProgramKind(
@@ -298,8 +300,8 @@ KINDS: Mapping[str, ProgramKind] = {
             "guesses by the draft model",
             lambda materials, size: partial(guess_by_draft, materials.compiled, size),
             lambda materials, size: (pack_guesses([], [], size, materials.compiled.shapes),),
-            takes=(Part.WEIGHTS, Part.STATE),
-            replaces=Part.STATE,
+            takes=(Operand.WEIGHTS, Operand.STATE),
+            replaces=Operand.STATE,
             shape=_decodes,
             counts="slots",
         ),
@@ -308,8 +310,8 @@ KINDS: Mapping[str, ProgramKind] = {
             "copies of pages on the device",
             lambda materials, size: copy_pages,
             lambda materials, size: (np.zeros((size, 2), np.int32),),
-            takes=(Part.PAGES,),
-            replaces=Part.PAGES,
+            takes=(Operand.PAGES,),
+            replaces=Operand.PAGES,
             counts="pages",
             saves=ONE_PROGRAM,
             seconds=0.1,
@@ -318,15 +320,15 @@ KINDS: Mapping[str, ProgramKind] = {
         _moving("split", "pages that leave the device in blocks", split_pages, blocks_like, to_host=True),
         _moving("restore", "pages that come back", scatter_pages, _stacked, to_host=False),
         _moving("place", "blocks of pages that come back", scatter_blocks, blocks_like, to_host=False),
-        _states("save_state", "snapshots that are taken", Part.SNAPSHOTS, Part.SLOT_ARRAYS),
-        _states("load_state", "snapshots that slots begin with", Part.SLOT_ARRAYS, Part.SNAPSHOTS),
+        _states("save_state", "snapshots that are taken", Operand.SNAPSHOTS, Operand.SLOT_ARRAYS),
+        _states("load_state", "snapshots that slots begin with", Operand.SLOT_ARRAYS, Operand.SNAPSHOTS),
         ProgramKind(
             "adapter",
             "adapters that are loaded",
             _put_adapter,
             _adapter_of_zeros,
-            takes=(Part.ADAPTERS,),
-            replaces=Part.ADAPTERS,
+            takes=(Operand.ADAPTERS,),
+            replaces=Operand.ADAPTERS,
             counts="slots",
         ),
         ProgramKind("pages", "empty pages", lambda materials, size: materials.empty_layers),
@@ -354,7 +356,7 @@ def size_of(key: Key) -> int:
 
 
 def argument_of(key: Key) -> Any:
-    """What the functions of its kind take."""
+    """The argument of the functions of its kind."""
     return key if isinstance(key, StepShape) else key[1]
 
 
@@ -368,42 +370,44 @@ def in_words(key: Key) -> str:
     return str(key) if isinstance(key, StepShape) else f"{key[1]} {kind_of(key).counts} ({key[0]})"
 
 
-class Parts(Protocol):
-    """The parts of a process beside its state."""
+class Operands(Protocol):
+    """The operands of a process that are not in its state, and the structure of all."""
 
     @property
     def materials(self) -> Materials: ...
 
-    def part(self, part: Part) -> Any: ...
+    def operand(self, part: Operand) -> Any: ...
 
-    def replace_part(self, part: Part, value: Any) -> None: ...
+    def replace_operand(self, part: Operand, value: Any) -> None: ...
 
 
-def run(key: Key, program: Callable[..., Any], state: State, parts: Parts, inputs: Sequence[Any]) -> tuple[State, Any]:
+def run(
+    key: Key, program: Callable[..., Any], state: State, operands: Operands, inputs: Sequence[Any]
+) -> tuple[State, Any]:
     """Run a program. Returns the state after it, and what it computes beside."""
     kind = kind_of(key)
 
-    def taken(part: Part) -> Any:
-        if part is Part.STATE:
+    def taken(part: Operand) -> Any:
+        if part is Operand.STATE:
             return state
-        return getattr(state, part.value) if part.value in State._fields else parts.part(part)
+        return getattr(state, part.value) if part.value in State._fields else operands.operand(part)
 
     results = program(*map(taken, kind.takes), *inputs)
     if kind.replaces is None:
         return state, results
     replaced, results = results if kind.has_results else (results, None)
-    if kind.replaces is Part.STATE:
+    if kind.replaces is Operand.STATE:
         state = replaced
     elif kind.replaces.value in State._fields:
         state = state._replace(**{kind.replaces.value: replaced})
     else:
-        parts.replace_part(kind.replaces, replaced)
+        operands.replace_operand(kind.replaces, replaced)
     return state, results
 
 
-def run_on_padding(key: Key, program: Callable[..., Any], state: State, parts: Parts) -> State:
-    """Whatever it writes is in places that nothing reads; an adapter of zeros replaces the first one."""
-    return run(key, program, state, parts, _padding_of(key, parts.materials))[0]
+def run_on_padding(key: Key, program: Callable[..., Any], state: State, operands: Operands) -> State:
+    """Run a program that writes to places that nothing reads; an adapter of zeros replaces the first one."""
+    return run(key, program, state, operands, _padding_of(key, operands.materials))[0]
 
 
 def _padding_of(key: Key, materials: Materials) -> Inputs:

@@ -13,11 +13,11 @@ from quire.executor.draft.draft import Draft
 from quire.executor.programs.catalog import Catalog
 from quire.executor.programs.compile_processes import CompileProcesses
 from quire.executor.programs.compiler import Compiler
-from quire.executor.programs.kinds import Key, Materials, Part, run_on_padding, size_of
+from quire.executor.programs.kinds import Key, Materials, Operand, run_on_padding, size_of
 from quire.executor.programs.ladder import StepShape
 from quire.executor.programs.replay import Announcer, Members, to_plain
 from quire.executor.programs.row_check import RowCheck
-from quire.executor.programs.scheduler import Scheduler
+from quire.executor.programs.scheduler import CompileScheduler
 from quire.executor.programs.step_costs import StepCosts
 from quire.executor.programs.table import ProgramTable
 from quire.executor.sample.sampler import Features
@@ -54,7 +54,7 @@ class Programs:
         self.compiler = compiler
         self._shapes = shapes = compiler.shapes
         self.catalog = Catalog(shapes, host_kinds, compiler.moved_page_bytes, not compiler.has_draft)
-        self.scheduler = Scheduler(self.catalog, shapes, compiler, self._make, threads, clock)
+        self.scheduler = CompileScheduler(self.catalog, shapes, compiler, self._make, threads, clock)
         self.table = ProgramTable(shapes.ladder)
         self._slow: frozenset[Key] = frozenset()
         self._made: dict[Key, Any] = {}
@@ -85,22 +85,22 @@ class Programs:
     def materials(self) -> Materials:
         return self.compiler.materials
 
-    def part(self, part: Part) -> Any:
-        """What a program takes beside the state."""
-        if part is Part.HIDDEN:
+    def operand(self, part: Operand) -> Any:
+        """An operand that is not in the state."""
+        if part is Operand.HIDDEN:
             return self.compiler.no_hidden()
         return {
-            Part.WEIGHTS: self.weights,
-            Part.HEAD: self.compiler.head,
-            Part.SNAPSHOTS: self.snapshots.arrays,
-            Part.ADAPTERS: self.adapters.arrays,
+            Operand.WEIGHTS: self.weights,
+            Operand.HEAD: self.compiler.head,
+            Operand.SNAPSHOTS: self.snapshots.arrays,
+            Operand.ADAPTERS: self.adapters.arrays,
         }[part]
 
-    def replace_part(self, part: Part, value: Any) -> None:
-        if part is Part.SNAPSHOTS:
+    def replace_operand(self, part: Operand, value: Any) -> None:
+        if part is Operand.SNAPSHOTS:
             self.snapshots.arrays = value
         else:
-            assert part is Part.ADAPTERS, f"{part} is never replaced"
+            assert part is Operand.ADAPTERS, f"{part} is never replaced"
             self.adapters.replace(value)
 
     def put_adapter(self, slot: int, adapter: list[Any]) -> None:

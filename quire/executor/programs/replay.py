@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from quire.executor.programs.compiler import Compiler
-from quire.executor.programs.kinds import Key, Materials, Part, kind_of, run, size_of
+from quire.executor.programs.kinds import Key, Materials, Operand, kind_of, run, size_of
 from quire.executor.programs.ladder import StepShape
 from quire.executor.step import State
 from quire.ops.sharding import put
@@ -72,7 +72,9 @@ class Announcer:
             parts, inputs = arguments[: len(kind.takes)], arguments[len(kind.takes) :]
             # What is on the devices already, all members have alike.
             arrays = [one if isinstance(one, np.ndarray) else None for one in inputs]
-            self.members.run(plain, arrays, self._place_of(parts[kind.takes.index(Part.HIDDEN)]) if kind.samples else 0)
+            self.members.run(
+                plain, arrays, self._place_of(parts[kind.takes.index(Operand.HIDDEN)]) if kind.samples else 0
+            )
             results = program(*arguments)
             if kind.gives_hidden:
                 self._forwards.appendleft(results[1].hidden)
@@ -102,19 +104,19 @@ class Follower:
     def materials(self) -> Materials:
         return self._compiler.materials
 
-    def part(self, part: Part) -> Any:
-        """What a program takes beside the state."""
-        if part is Part.HIDDEN:
+    def operand(self, part: Operand) -> Any:
+        """An operand that is not in the state."""
+        if part is Operand.HIDDEN:
             place = self._sampled_place
             return self._forwards[place - 1] if place else self._compiler.no_hidden()
         return {
-            Part.WEIGHTS: self._compiler.weights,
-            Part.HEAD: self._compiler.head,
-            Part.SNAPSHOTS: self._snapshots,
+            Operand.WEIGHTS: self._compiler.weights,
+            Operand.HEAD: self._compiler.head,
+            Operand.SNAPSHOTS: self._snapshots,
         }[part]
 
-    def replace_part(self, part: Part, value: Any) -> None:
-        assert part is Part.SNAPSHOTS, "a group has no adapters"
+    def replace_operand(self, part: Operand, value: Any) -> None:
+        assert part is Operand.SNAPSHOTS, "a group has no adapters"
         self._snapshots = value
 
     def reset(self) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from quire.errors import InvalidSetting
 from quire.executor.launch import NUM_FEATURES, Inputs, Ints, fields, num_sample_fields, num_single, padding
-from quire.executor.programs.kinds import Key, Part, Parts, in_words, kind_of, run
+from quire.executor.programs.kinds import Key, Operand, Operands, in_words, kind_of, run
 from quire.executor.programs.ladder import StepShape
 from quire.executor.sample.sampler import NOTHING_ASKED
 from quire.executor.shapes import Shapes
@@ -44,19 +44,19 @@ class RowCheck:
     def num_checked(self) -> int:
         return len(self._checked)
 
-    def run(self, key: Key, program: Callable[..., Any], state: State, parts: Parts) -> State:
+    def run(self, key: Key, program: Callable[..., Any], state: State, operands: Operands) -> State:
         """Run the program on the padding slot, and raise InvalidSetting if a row has other bits than before."""
         run = self._run_sampling if kind_of(key).samples else self._run_step
-        state = run(key, program, state, parts)
+        state = run(key, program, state, operands)
         self._checked.add(key)
         return state._replace(slots=_with_parameters(state.slots))
 
-    def _run_step(self, shape: Any, program: Callable[..., Any], state: State, parts: Parts) -> State:
+    def _run_step(self, shape: Any, program: Callable[..., Any], state: State, operands: Operands) -> State:
         steps = [step_of_decodes] if shape.decodes_only else [step_of_prompts, step_of_decodes]
         for make in steps[:1] if shape.scores else steps:  # which has no decodes
             packed = make(shape, self._shapes)
-            state = state._replace(slots=_with_tokens(state.slots, parts.materials.compiled.model.vocab_size))
-            state, computed = run(shape, program, state, parts, (packed,))
+            state = state._replace(slots=_with_tokens(state.slots, operands.materials.compiled.model.vocab_size))
+            state, computed = run(shape, program, state, operands, (packed,))
             into = fields(packed, shape, self._shapes)
             # Of a single key all kernels make the same.
             names = [(make is step_of_decodes and position > 0, position) for position in into.positions.tolist()]
@@ -69,12 +69,12 @@ class RowCheck:
                 self._compare("the highest ones of prompts", shape, computed.scored.top_logprobs, names)
         return state
 
-    def _run_sampling(self, key: Any, program: Callable[..., Any], state: State, parts: Parts) -> State:
+    def _run_sampling(self, key: Any, program: Callable[..., Any], state: State, operands: Operands) -> State:
         way, size = key
         for top_p in TOP_PS:
-            hidden, packed, masks, positions = self._samples(parts, size, top_p)
+            hidden, packed, masks, positions = self._samples(operands, size, top_p)
             slots = _with_parameters(state.slots, temperature=1.0, top_p=top_p, seed=SEED)
-            slots, sampled = program(parts.part(Part.HEAD), slots, hidden, packed, masks)
+            slots, sampled = program(operands.operand(Operand.HEAD), slots, hidden, packed, masks)
             state = state._replace(slots=slots)
             names = [(top_p, position) for position in positions]
             for column, what in enumerate(("logits", "filtered logits", "the sums of draws")):
@@ -85,11 +85,11 @@ class RowCheck:
                 self._compare("the highest log-probabilities", key, sampled.top_logprobs, names)
         return state
 
-    def _samples(self, parts: Parts, size: int, top_p: float) -> tuple[Any, Ints, Any, list[int]]:
+    def _samples(self, operands: Operands, size: int, top_p: float) -> tuple[Any, Ints, Any, list[int]]:
         """The same hidden vector in all places, drawn from at a few positions, of which nothing counts, with
         log-probabilities; and the positions."""
-        shapes, model = self._shapes, parts.materials.compiled.model
-        vector = jnp.cos(jnp.arange(model.hidden_size, dtype=jnp.float32)).astype(parts.materials.dtype)
+        shapes, model = self._shapes, operands.materials.compiled.model
+        vector = jnp.cos(jnp.arange(model.hidden_size, dtype=jnp.float32)).astype(operands.materials.dtype)
         hidden = jnp.broadcast_to(vector, (shapes.num_samples, model.hidden_size))
         masks = jnp.full((size, num_mask_words(model.vocab_size)), 0xFFFFFFFF, jnp.uint32)
         packed = np.zeros(num_sample_fields(shapes.guesses > 0) * size + NUM_FEATURES, np.int32)

@@ -1,4 +1,4 @@
-"""What is made next, and what may run for the first time, by one score.
+"""The choice of the program that is made next, and of those that may run for the first time, by one score.
 
 As long as a server lacks programs, steps run in larger ones, and the padding of each step is counted for the program
 that would have saved it. A program's score is the tokens that it is expected to save and those that steps have missed
@@ -35,14 +35,14 @@ TUNING_THREADS = 2  # XLA may time kernels for decodes, which busy processors di
 
 
 class ProductTimes(Protocol):
-    """Which products XLA chooses by timing them."""
+    """The products that XLA chooses by timing them."""
 
     def times_decodes(self, rows: int) -> bool: ...
 
     def times_few(self, rows: int) -> bool: ...
 
 
-class Scheduler:
+class CompileScheduler:
     """Threads take programs from it to make them; all else is the engine thread's.
 
     Every future that `add` returns gets a result or an error, or is cancelled.
@@ -57,7 +57,7 @@ class Scheduler:
         threads: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`threads`: that make programs; with 0, whoever calls `take` does."""
+        """`threads`: the number of those that make programs; with 0 the callers of `take` do."""
         self.is_noted = False  # whether what steps miss is: on a GPU that serves, until its steps are timed
         self.ran: set[Key] = set()  # programs that have run
         self.kept: frozenset[Key] = frozenset()  # on disk before any was made: to load them times nothing

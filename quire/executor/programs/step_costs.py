@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from quire.executor.programs.kinds import Key, Parts, run_on_padding
+from quire.executor.programs.kinds import Key, Operands, run_on_padding
 from quire.executor.programs.ladder import StepShape
 from quire.executor.step import State
 
@@ -40,11 +40,11 @@ class StepCosts:
         left = (size for size in self._sizes if size <= MEASURED_TOKENS and size not in self.seconds)
         return next((size for size in left if StepShape(size) in made), None)
 
-    def measure(self, size: int, program: Callable[..., Any], state: State, parts: Parts) -> State:
+    def measure(self, size: int, program: Callable[..., Any], state: State, operands: Operands) -> State:
         taken = []
         for _ in range(3):
             begun_s = time.monotonic()
-            state = run_on_padding(StepShape(size), program, state, parts)
+            state = run_on_padding(StepShape(size), program, state, operands)
             jax.block_until_ready(state.slots.history)  # type: ignore[no-untyped-call]
             taken.append(time.monotonic() - begun_s)
         self.seconds[size] = min(taken)
