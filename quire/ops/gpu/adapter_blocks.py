@@ -36,15 +36,15 @@ class Blocks(NamedTuple):
 
 
 def blocks_of(tokens: int, shape: tuple[int, ...], runs: Runs, dtype: Any, halves: int = 1) -> Blocks | None:
-    """The blocks for an `a` [slots, parts, rank, inputs]; None for heads that no product of blocks fits. A program has
-    a block of outputs in each of the `halves`."""
+    """The blocks for an `a` [slots, parts, rank, inputs]; None for outputs that no block divides. A program has a block
+    of outputs in each of the `halves`."""
     slots, parts, rank, inputs = shape
     outputs, num_outputs = _common(runs), sum(length for length, _ in runs)
     if outputs < LEAST:
         return None
     is_short = jnp.dtype(dtype).itemsize == 2
     room = max(LEAST, power_of_two(rank))
-    share = max(1, room // COLUMNS)  # blocks of a rank above that are as much smaller
+    share = max(1, room // COLUMNS)  # higher ranks have smaller blocks
     rows = max(LEAST, min(power_of_two(tokens), (MAX_ROWS if is_short else LEAST) // share))
     slots_together = max(1, min(COLUMNS // room, power_of_two(slots)))
     tiles, groups = -(-tokens // rows), -(-slots // slots_together)
@@ -63,7 +63,7 @@ def parts_of_blocks(blocks: Blocks, runs: Runs) -> np.ndarray[Any, Any]:
 
 
 def _common(runs: Runs) -> int:
-    """The outputs of a block at most: a power of two that divides every run."""
+    """The most outputs of a block: a power of two that divides every run."""
     common = math.gcd(*(length for length, _ in runs))
     return min(MAX_OUTPUTS, common & -common)
 
@@ -73,8 +73,8 @@ class Columns(NamedTuple):
 
     slot: jax.Array  # [c]
     rank: jax.Array  # [c]
-    own: jax.Array  # bool [rows, c]: of the adapter that a row has
-    read: jax.Array  # bool [c]: of an adapter that some row has, and within its rank
+    own: jax.Array  # bool [rows, c]: the row has this adapter
+    read: jax.Array  # bool [c]: some row has this adapter, and the column is within its rank
 
 
 def columns_of(blocks: Blocks, group: Any, slot: jax.Array, rank: int) -> Columns:

@@ -1,9 +1,9 @@
 """Products with adapters, in two launches: `shrink` multiplies by a, `expand` by b.
 
-Rows stay where they are. Adapters are read in groups of neighbouring slots, and of a group those alone that rows of the
-tile have: every row is multiplied by all of them, and keeps the product with its own. Sums over the inputs are cut into
-splits, so that a step of few rows still occupies the device; `expand` adds the splits up, always in the same order. A
-tile of rows without adapters ends at once.
+Rows stay where they are. Adapters are read in groups of neighbouring slots, skipping those that no row of the tile has:
+every row is multiplied by all that are read, and keeps the product with its own. Sums over the inputs are split, so
+that a step of few rows still occupies the device; `expand` adds the splits in a fixed order. A tile of rows without
+adapters ends at once.
 """
 
 from functools import partial
@@ -113,7 +113,7 @@ def _expand(
 
         is_one_group = slots <= blocks.slots
         first = 0 if is_one_group else jax.lax.div(jnp.where(has_one, slot, slots).min(axis=0), blocks.slots)
-        # All that the first product needs is asked for before anything is waited for.
+        # Load all that the first product needs before waiting for anything.
         columns, weights = columns_and_weights(first)
         mask = jnp.broadcast_to(has_one[:, None], (blocks.rows, blocks.outputs))
         base = plgpu.load(out_ref.at[row[:, None], channel[None, :]], mask=mask, other=0.0)

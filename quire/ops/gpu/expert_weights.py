@@ -1,7 +1,7 @@
 """The matrices of experts as the kernel reads them: floats, codes of eight bits, or four-bit floats (mxfp4).
 
-Codes are widened in registers, between memory and the product. A byte has the codes of two neighbouring inputs, so rows
-of activations come in pairs too, and a block is two products: of the first of each pair, and of the second.
+Codes are widened in registers, between memory and the product. A byte has the codes of two neighbouring inputs, so
+activations are loaded in pairs too, and a block is two products: of the first of each pair, and of the second.
 """
 
 from typing import Any, NamedTuple

@@ -26,7 +26,7 @@ PROGRAMS = 528  # that occupy a device: four for each multiprocessor of a large 
 LEAST_STEPS = 4  # of a program: fewer would not fill the way from memory
 
 # The codes of one place of two elements as floats, less their zero points. The last bits of `ABOVE` count ones, so a
-# code that is put there is ABOVE + code; the zero point comes as -(ABOVE + zero), and the sum is exact.
+# code in them makes ABOVE + code; the zero point comes as -(ABOVE + zero), and the sum is exact.
 _WIDEN = """{
 .reg .b32 codes, one;
 mov.b32 one, ONE;

@@ -34,9 +34,9 @@ STAYS, LEAVES = "evict_last", "evict_first"
 ALL_BUT_SIGN = 0x7FFFFFFF
 
 
-def round_rows(x: jax.Array, code_dtype: Any, *, block: int = BLOCK, interpret: bool = False) -> RoundedRows:
+def round_rows(x: jax.Array, code_dtype: Any, *, interpret: bool = False) -> RoundedRows:
     """As in quire.ops.weights.rounded_rows."""
-    blocks = _Blocks(x.shape[1], block)
+    blocks = _Blocks(x.shape[1], BLOCK)
     codes, scales = _call(blocks, _round, x.shape, code_dtype, [], "round_rows", interpret)(x)
     return RoundedRows(x, codes, scales[:, None])
 
@@ -49,12 +49,11 @@ def add_norm(
     offset: float,
     code_dtype: Any,
     *,
-    block: int = BLOCK,
     interpret: bool = False,
 ) -> tuple[jax.Array, RoundedRows]:
     """As `add_rms_norm` in quire.ops.weights.rounded_rows."""
     extra = [] if addend is None else [array(x.shape, x.dtype)]
-    blocks, kernel = _Blocks(x.shape[1], block), partial(_add_norm, eps, offset)
+    blocks, kernel = _Blocks(x.shape[1], BLOCK), partial(_add_norm, eps, offset)
     run = _call(blocks, kernel, x.shape, code_dtype, extra, "add_norm_round", interpret)
     *totals, codes, scales = run(x, weight, *_arrays(addend))
     total = totals[0] if totals else x
@@ -67,9 +66,6 @@ def gate(
     both: Sums,
     code_dtype: Any,
     *,
-    block: int | None = None,
-    ahead: int | None = None,
-    num_warps: int | None = None,
     interpret: bool = False,
 ) -> RoundedRows:
     """As in quire.ops.weights.rounded_rows, of both [t, 1, 2, m]."""
@@ -79,9 +75,8 @@ def gate(
     if activation is jax.nn.silu and both.dtype == jnp.bfloat16 and not interpret:
         combine = _gated_by_silu
     is_few = tokens <= FEW_ROWS and size >= BLOCK
-    block = block or (BLOCK if is_few else MANY_BLOCK)
-    ahead, num_warps = ahead or (2 if is_few else AHEAD), num_warps or (16 if is_few else None)
-    blocks, kernel = _Blocks(size, block, num_warps, each=128), partial(_gate, combine, ahead)
+    blocks = _Blocks(size, BLOCK, 16) if is_few else _Blocks(size, MANY_BLOCK, each=128)
+    kernel = partial(_gate, combine, 2 if is_few else AHEAD)
     codes, scales = _call(blocks, kernel, (tokens, size), code_dtype, [], "gate_round", interpret)(*flat)
     return RoundedRows(gated_values(activation, both), codes, scales[:, None])
 
