@@ -26,7 +26,7 @@ def native_place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[A
     """Like `place` in quire.ops.attention.step_attention, by the C++ kernels; codes of e4m3 are made by XLA."""
     heads = heads.with_norms_done(NATIVE_NORMS.rms)
     if isinstance(pages, CodedPages) and pages.k.dtype != jnp.int8:
-        return place(heads._replace(q_norm=None, k_norm=None), pages, targets)
+        return place(heads, pages, targets)
     return place_heads(scaled(heads.qkv), heads.rotation, targets, pages)
 
 
@@ -48,8 +48,8 @@ def kernels_for(
 ) -> Kernels:
     """The fastest kernels for a platform as JAX names it, on one device or on a mesh of devices.
 
-    `gpu`: None is a GPU that nothing is known of. `fixed_order`: those that add the numbers of a row in one order,
-    whatever is beside it; on other platforms all do that, or none.
+    `gpu`: None: a GPU of unknown compute capability. `fixed_order`: kernels whose sums do not depend on other rows; on
+    other platforms all kernels are so, or none.
     """
     kernels = _of_one_device(platform, dtype, gpu)
     if fixed_order and platform == "gpu":

@@ -11,21 +11,21 @@ from quire.ops.attention.spread import spread
 from quire.ops.weights.rounded_rows import LEAST_SCALE
 
 TILE = 32  # tokens of a prefill that read the cache together, at most
-SHARED_STEP = 64  # numbers of positions that several sequences share are multiples of it: the largest block of a kernel
+SHARED_STEP = 64  # shared prefixes are multiples of it, in positions: it is the largest block of a kernel
 
 # By the dtype of pages that have scales.
 LARGEST_CODE = {"float8_e4m3fn": 448.0, "int8": 127.0}
 ALL_BUT_SIGN = 0x7FFFFFFF
-# Those of them whose keys are `spread`. Floats round small numbers as well as large ones, and gain less by it.
+# Those whose keys are `spread`: floats round small numbers as finely as large ones, and gain less by it.
 SPREAD = ("int8",)
 
 
 class CodedPages(NamedTuple):
     """Keys and values of eight bits. Each token has a scale for each head, so that writing it changes no other.
 
-    Where the dtype `has_spread_keys`, keys are kept spread, and are read with queries that are spread, too.
+    Where the dtype `has_spread_keys`, keys are stored spread, and the queries that read them are spread as well.
 
-    A head's scales in a page lie together: a kernel that reads a head reads few bytes more for them.
+    The scales of a head in a page are contiguous, so a kernel that reads a head reads few more bytes for them.
     """
 
     k: Any  # [num_pages, page_size, k, h]: e4m3 or int8
@@ -81,7 +81,7 @@ class KVWriteTargets(NamedTuple):
 class SharedPrefixes(NamedTuple):
     """Decodes whose page tables begin with the same pages, in tiles [m] of up to TILE that can read those together.
 
-    They are for kernels that gain from it: without them every result is the same.
+    They only make some kernels faster: the results are the same without them.
     """
 
     tile_of: jax.Array  # [num_single]: the tile of each single token; -1 for none
@@ -191,9 +191,9 @@ def written(pages: Pages, k: jax.Array, v: jax.Array, targets: KVWriteTargets) -
 
 
 def put(pages: jax.Array, new: jax.Array, targets: KVWriteTargets) -> jax.Array:
-    """The pages [p, page_size, ...] with rows [t, ...] in their places. Those of page 0, which are padding, are left
-    out: no two rows then have the same place, and a GPU needs no atomic operation for each number, which in two bytes
-    is a loop."""
+    """The pages [p, page_size, ...] with rows [t, ...] in their places. Padding, which has page 0, is dropped: no two
+    rows then have the same place, and a GPU needs no atomic operation for each number, which for two bytes is a loop.
+    """
     there = jnp.where(targets.pages > 0, targets.pages, len(pages))
     return pages.at[there, targets.offsets].set(new.astype(pages.dtype), mode="drop", unique_indices=True)
 

@@ -88,7 +88,7 @@ class _Devices:
 
 
 def _whole_sampling(kernels: SamplingKernels, devices: _Devices) -> SamplingKernels:
-    """Tokens are drawn by XLA, which does not put logits together for it."""
+    """Draws are those of XLA, which does not gather the logits for them."""
     whole, (cuts, find, _) = devices.on_whole_arrays, kernels
 
     def highest(values: jax.Array, num_rows: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:

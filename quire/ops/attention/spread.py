@@ -23,14 +23,14 @@ def spread(x: jax.Array) -> jax.Array:
 
     Sums are taken in pairs: a product of matrices may take them in another order where there are more rows.
     """
-    size, found, step = x.shape[-1], x.astype(jnp.float32), 1
+    size, turned, step = x.shape[-1], x.astype(jnp.float32), 1
     run = run_of(size)
     while step < run:
-        pairs = found.reshape(*x.shape[:-1], size // (2 * step), 2, step)
+        pairs = turned.reshape(*x.shape[:-1], size // (2 * step), 2, step)
         first, second = pairs[..., 0, :], pairs[..., 1, :]
-        found = jnp.stack((first + second, first - second), axis=-2).reshape(x.shape)
+        turned = jnp.stack((first + second, first - second), axis=-2).reshape(x.shape)
         step *= 2
-    return found * (1.0 / math.sqrt(run))
+    return turned * (1.0 / math.sqrt(run))
 
 
 def signs(run: int, dtype: jax.typing.DTypeLike) -> jax.Array:

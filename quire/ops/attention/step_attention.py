@@ -85,9 +85,9 @@ def step_attention(
         return _latent_attention(kernels, spec, heads, pages, access)
     targets, segments = access.targets, access.segments
     if kernels.prompt_in_codes is not None and segments is not None and len(segments.offsets) == 1:
-        found = kernels.prompt_in_codes(spec, heads._replace(sinks=None), pages, targets)
-        if found is not None:
-            return found
+        prompt = kernels.prompt_in_codes(spec, heads._replace(sinks=None), pages, targets)
+        if prompt is not None:
+            return prompt
     q, pages = kernels.place(heads._replace(sinks=None), pages, targets)
     if segments is not None and not spec.has_sinks:
         # Padding is zero: a weight of zero does not silence the NaN that its page may hold.

@@ -23,8 +23,8 @@ def tiled_attention(q: jax.Array, context: PagedContext) -> jax.Array:
             at = tiles.offsets[:, None] + jnp.arange(size)  # [n, b]
             queries = q[jnp.minimum(at, len(q) - 1)]
             real = jnp.arange(size) < tiles.lengths[:, None]
-            found = _attend(queries, part)
-            out = out.at[jnp.where(real, at, len(q))].set(found, mode="drop")
+            results = _attend(queries, part)
+            out = out.at[jnp.where(real, at, len(q))].set(results, mode="drop")
     return out
 
 

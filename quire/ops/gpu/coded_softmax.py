@@ -50,9 +50,9 @@ class CodedSoftmax(NamedTuple):
     largest: jax.Array
 
     @classmethod
-    def begin(cls, begun: Softmax) -> "CodedSoftmax":
-        """From one that has no sums yet."""
-        return cls(begun.highest, begun.total, jnp.zeros(begun.out.shape[::-1], jnp.float32), jnp.float32(0.0))
+    def begin(cls, empty: Softmax) -> "CodedSoftmax":
+        """From a softmax that has added no block yet."""
+        return cls(empty.highest, empty.total, jnp.zeros(empty.out.shape[::-1], jnp.float32), jnp.float32(0.0))
 
     def add(self, spec: AttentionSpec, q: jax.Array, block: Block, seen: jax.Array) -> "CodedSoftmax":
         """With the codes of a block, of which those weigh that are `seen` [s], as `Softmax.add`. Its bits depend on all

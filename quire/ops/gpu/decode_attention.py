@@ -1,13 +1,13 @@
 """Attention of decodes over pages: a list of work that a fixed number of programs share.
 
-Reading keys and values takes all the time, and contexts differ in length. So they are cut by position, into parts of
-PART positions or of a multiple of that, and programs take parts from a list that is as long as the contexts need. Few
-long contexts fill the device as many short ones do, and one compiled program serves any number of rows. Each row's
-parts depend only on its own length.
+The time is that of reading keys and values, and contexts differ in length. So contexts are divided by position into
+parts of PART positions, or of a multiple of it, and programs take parts from a list that is as long as the contexts
+need. Few long contexts fill the device as many short ones do, and one compiled program serves any number of rows. The
+parts of a row depend only on its own length.
 
-Positions that several rows share are read once for all of them, before, by `shared_attention`. The parts of such a row
-are those, then its own. Or, where a row's numbers must be added in one order, packs of a few rows read them, which are
-entries of the list (`decode_list`).
+Positions that several rows share are read once for all of them by `shared_attention`, before this kernel. The parts of
+such a row are the shared ones, then its own. Where the summation order is fixed, packs of a few rows read the shared
+positions instead: they are entries of the list (`decode_list`).
 """
 
 from functools import partial
@@ -36,7 +36,7 @@ from quire.ops.gpu.tiles import (
 )
 from quire.ops.pages import SHARED_STEP, PagedContext
 
-NUM_PROGRAMS = 4224  # 32 for each multiprocessor of a large GPU; a few run at a time, and the fastest take the next
+NUM_PROGRAMS = 4224  # 32 for each SM of a large GPU; a few run at a time, and SMs that finish early take more
 
 
 class Tiling(NamedTuple):
@@ -76,7 +76,7 @@ def decode_parts(
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, Parts]:
     """Results [t, k, g, h] of the contexts that are one part; how many parts each has; and those of the others.
-    `in_packs`: tokens that share positions read them such that none has other bits for it."""
+    `in_packs`: tokens that share positions read them together, with the bits that each has alone."""
     spec, pages, tiles, sinks = context.spec, context.pages, context.tiles, context.sinks
     heads, count = q.shape[1], len(tiles)
     own_part, own_tiling = cut_of(len(pages) > 2, count * heads)
@@ -93,7 +93,7 @@ def decode_parts(
     if done is not None:
         operands += done.parts
         aliases = {len(operands) - 3 + index: 1 + index for index in range(3)}
-        shapes[1:] = [array(one.shape, one.dtype) for one in done.parts]
+        shapes[1:] = [array(part.shape, part.dtype) for part in done.parts]
     constants = _Constants(tiling.block, part, len(pages), done is not None, work.num_packs, interpret)
     out, *parts = pl.pallas_call(
         partial(_read_parts, spec, constants),
@@ -120,7 +120,7 @@ def _in_halves(q: Any, num_page_arrays: int) -> bool:
 
 
 class _Constants(NamedTuple):
-    """The part of the kernel that is the same whatever the numbers of a step."""
+    """The constants of a compiled kernel."""
 
     block: int
     part: int
@@ -135,8 +135,8 @@ class _Constants(NamedTuple):
 
 
 class _Context(NamedTuple):
-    """Positions of a row, from `low` to before `last`, in blocks. Those that a block has beside them are read as the
-    nearest of them: they weigh nothing, and what lies in their own places may be anything."""
+    """Positions of a row, from `low` to before `last`, in blocks. A block's positions outside that range are clamped to
+    it: they have no weight, and their own places may hold anything."""
 
     table: Any
     slot: Any
@@ -167,7 +167,7 @@ class _Context(NamedTuple):
     def load_scales(self, refs: Any, page: Any, index: Any) -> tuple[Any, ...]:
         return tuple(ref[page, self.head, self._offsets(index)] for ref in refs)
 
-    def softmax(self, spec: AttentionSpec, q: jax.Array, refs: Any, is_feature: Any, begun: Softmax) -> Softmax:
+    def softmax(self, spec: AttentionSpec, q: jax.Array, refs: Any, is_feature: Any, empty: Softmax) -> Softmax:
         """Of queries over all positions. Codes meet queries that are in float16, or else in float32."""
         is_in_float16 = len(refs) > 2 and q.dtype == jnp.float16
 
@@ -188,7 +188,7 @@ class _Context(NamedTuple):
 
         first = self.low // self.block
         page = self.load_pages(first)
-        state = CodedSoftmax.begin(begun) if is_in_float16 else begun, page, self.load_scales(refs[2:], page, first)
+        state = CodedSoftmax.begin(empty) if is_in_float16 else empty, page, self.load_scales(refs[2:], page, first)
         softmax, *_ = jax.lax.fori_loop(first, (self.last + self.block - 1) // self.block, read, state)
         return softmax.ended() if is_in_float16 else softmax  # type: ignore[no-any-return]
 

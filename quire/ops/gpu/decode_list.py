@@ -37,7 +37,7 @@ class DecodeList(NamedTuple):
         return [self.slots, self.ends, self.each, self.first, self.bounds]
 
     def of_shared(self) -> list[jax.Array]:
-        return [one for one in (self.bases, self.done, self.members) if one is not None]
+        return [array for array in (self.bases, self.done, self.members) if array is not None]
 
 
 class SharedRowPacks(NamedTuple):
@@ -72,7 +72,7 @@ def decode_list(
         of_packs = packs.slots, packs.ends, packs.each, nothing, packs.ends // packs.each, nothing, nothing
         entries = [jnp.concatenate(both) for both in zip(of_packs, entries, strict=True)]
     padding = power_of_two(len(entries[0])) - len(entries[0])
-    slots, all_ends, all_each, firsts, all_numbers, *others = (jnp.pad(one, (0, padding)) for one in entries)
+    slots, all_ends, all_each, firsts, all_numbers, *others = (jnp.pad(field, (0, padding)) for field in entries)
     return DecodeList(
         slots,
         all_ends,
@@ -94,7 +94,7 @@ def packs_of(shared: SharedPrefixes, each: jax.Array, size: int) -> SharedRowPac
     of_tiles = of_tokens.max(axis=1)
     ends = shared.lengths // of_tiles * of_tiles
     members = jnp.where(of_tokens == of_tiles[:, None], shared.tokens, -1).reshape(-1, size)
-    slots, pack_ends, of_packs = (jnp.repeat(one, TILE // size) for one in (shared.slots, ends, of_tiles))
+    slots, pack_ends, of_packs = (jnp.repeat(of_tile, TILE // size) for of_tile in (shared.slots, ends, of_tiles))
     tile = jnp.maximum(shared.tile_of, 0)
     is_member = (shared.tile_of >= 0) & (each == of_tiles[tile])
     is_used = members.max(axis=1) >= 0

@@ -1,7 +1,7 @@
-"""Kernels that add the numbers of a row in one order, whatever else is in its step.
+"""Kernels whose summation order for a row does not depend on the other rows of its step.
 
-Others of this folder are chosen, and cut their work, by how much of it there is. Here a kernel's blocks are the same in
-every step, and a part of a context is known by its positions alone.
+The other kernels of this folder choose their blocks, and divide contexts, by how much work a step has. Here blocks are
+the same in every step, and a part of a context is determined by its positions alone.
 """
 
 from functools import partial
@@ -23,7 +23,7 @@ PLACED_TOKENS = 8  # of a program; no step has fewer
 
 
 def tiling_of(dtype: jnp.dtype) -> Tiling:
-    """The tiling of prompts; in other steps than these it depends on the number of tokens."""
+    """The tiling of prompts, which elsewhere depends on the number of tokens."""
     return EXACT if dtype == jnp.float32 else ONE_ORDER
 
 
@@ -43,8 +43,8 @@ attend = attend_by(decode, prefill)
 
 
 def with_fixed_order(kernels: Kernels) -> Kernels:
-    """The kernels of a GPU with those that have one order. Latent attention, recurrent layers, experts and adapters
-    have none: what needs them is refused before."""
+    """The kernels of a GPU, with a fixed order where they have one. Latent attention, recurrent layers, experts and
+    adapters have none: models and settings that need them are refused earlier."""
     rms_norm = jax.jit(norm, static_argnums=(2, 3))
     norms = Norms(rms=rms_norm, add_rms=add_rms_norm)  # layer norms are XLA's
     return kernels._replace(
@@ -55,6 +55,6 @@ def with_fixed_order(kernels: Kernels) -> Kernels:
         max_fresh_sequences=0,
         norms=norms,
         decode_norms=norms,
-        # More rows have XLA's products, whose order is another.
+        # More rows use XLA's products, whose summation order differs.
         products=kernels.products._replace(product=None, few_rows=None, gated_product=None),
     )

@@ -123,15 +123,15 @@ def _runs(tiles: Tiles, tokens: int) -> _Runs:
 
 
 def _tasks(runs: _Runs, listed: ContextList) -> jax.Array:
-    """[n, 8]: all that a program has to know, side by side."""
-    of_runs = [one[listed.runs] for one in runs]
+    """[n, 8]: the fields of each program's task."""
+    of_runs = [field[listed.runs] for field in runs]
     is_whole = (listed.counts[listed.runs] == 1).astype(jnp.int32)
     return jnp.stack([*of_runs, listed.begins, listed.ends, listed.places, is_whole], axis=1)
 
 
 class _Context(NamedTuple):
-    """Positions of a sequence up to before `last`. Those that a block has behind them are read as the last of them:
-    they weigh nothing, and their own places may hold anything."""
+    """Positions of a sequence up to before `last`. A block's positions behind them are clamped to the last: they have no
+    weight, and their own places may hold anything."""
 
     table: Any
     slot: Any
@@ -245,8 +245,8 @@ def _read(
 
         first, count = jax.lax.div(begin, tiling.block), jax.lax.div(last + tiling.block - 1, tiling.block)
         nothing = jnp.full(rows.total, MASKED, jnp.float32), jnp.zeros(rows.total, jnp.float32)
-        begun = _Softmax(*nothing, (jnp.zeros((rows.total, slabs[0].width), jnp.float32),) * len(slabs))
-        softmax, _ = jax.lax.fori_loop(first, count, read, (begun, context.load_pages(first)))
+        empty = _Softmax(*nothing, (jnp.zeros((rows.total, slabs[0].width), jnp.float32),) * len(slabs))
+        softmax, _ = jax.lax.fori_loop(first, count, read, (empty, context.load_pages(first)))
 
         inverse = 1.0 / jnp.maximum(softmax.total, 1e-30)
         for out, slab in zip(softmax.outs, slabs, strict=True):

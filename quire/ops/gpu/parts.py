@@ -31,7 +31,7 @@ class Parts(NamedTuple):
         rows, width = mask.shape, softmax.out.shape[-1]
         features = jnp.expand_dims(jnp.arange(width), range(len(rows)))  # of a `reshape`, Triton forgets the order
         plgpu.store(
-            self.outs.at[(*(one[..., None] if one.ndim else one for one in at), features)],
+            self.outs.at[(*(index[..., None] if index.ndim else index for index in at), features)],
             softmax.out.reshape(*rows, width),
             mask=mask[..., None] & (features < self.outs.shape[-1]),
         )

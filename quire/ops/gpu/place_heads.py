@@ -1,4 +1,4 @@
-"""Norms, rotation and the writing of keys and values, in one launch: XLA would make six of it."""
+"""Norms, rotation and the writing of keys and values, in one launch: XLA would need six."""
 
 import math
 from functools import partial
@@ -158,13 +158,13 @@ class HeadReader:
     def load(self, part: Any, features: jax.Array, mask: jax.Array) -> jax.Array:
         """These features of a head as the projection gives them, with the scales of its sums."""
         other = 0 if self._qkv_ref.dtype == jnp.int32 else 0.0
-        found: jax.Array = plgpu.load(
+        sums: jax.Array = plgpu.load(
             self._qkv_ref.at[self.token, self.head, part, features[None, :]], mask=mask, other=other
         )
         if self._column_ref is None:
-            return found
+            return sums
         columns = _load_row(self._column_ref, (self.head, part), features, self._size)
-        return (found.astype(jnp.float32) * self._row_scales * columns).astype(self._dtype)
+        return (sums.astype(jnp.float32) * self._row_scales * columns).astype(self._dtype)
 
     def finished(self, x: jax.Array, part: Any, norms: list[tuple[Any, Any]]) -> jax.Array:
         """A head with its norm and rotation applied; `norms` are (norm, whether it applies)."""
@@ -198,9 +198,9 @@ class PageWriter:
 
     def store_either(self, x: jax.Array, is_key: Any) -> None:
         """Codes of keys, or else of values."""
-        found = coded(x, self._refs[0].dtype)
-        self._store_codes(0, *found, is_key)
-        self._store_codes(1, *found, ~is_key)
+        codes_and_scales = coded(x, self._refs[0].dtype)
+        self._store_codes(0, *codes_and_scales, is_key)
+        self._store_codes(1, *codes_and_scales, ~is_key)
 
     def _store_codes(self, kind: int, codes: jax.Array, scales: jax.Array, applies: Any) -> None:
         heads = self._heads
@@ -219,8 +219,8 @@ def _spread(size: int, matrix: jax.Array | None, heads: jax.Array) -> jax.Array:
 
 def _load_row(ref: Any, where: tuple[Any, ...], features: jax.Array, size: int) -> jax.Array:
     """Numbers [1, h] of these features. They are loaded as a vector: which thread has what is for the heads to say."""
-    found: jax.Array = plgpu.load(ref.at[(*where, features)], mask=features < size, other=0.0)
-    return found[None, :]
+    row: jax.Array = plgpu.load(ref.at[(*where, features)], mask=features < size, other=0.0)
+    return row[None, :]
 
 
 def _partners(features: jax.Array, half: int) -> jax.Array:

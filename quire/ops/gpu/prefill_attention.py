@@ -34,13 +34,13 @@ class Tiling(NamedTuple):
     num_stages: int
 
 
-# Of few tokens there are more programs with fewer rows. Of some, wide blocks leave no number outside the registers, for
-# heads and pages that fit. Of many, programs take turns on a multiprocessor, which is worth more than that.
-# Products of float32, which tensor cores do not do, are written out: larger ones take minutes to compile.
+# Few tokens: more programs with fewer rows. Some: wide blocks, which spill no register where heads and pages fit. Many:
+# several programs share an SM, which is worth more. EXACT: tensor cores do not multiply float32, so its products are
+# unrolled, and larger tiles take minutes to compile.
 FEW_TOKENS, SOME_TOKENS = 1024, 4096
 FEW, SOME, MANY, EXACT = Tiling(64, 64, 4, 2), Tiling(128, 128, 8, 2), Tiling(128, 64, 4, 2), Tiling(32, 32, 4, 2)
 MAX_SOME_WIDTH = 128
-# For all numbers of tokens alike, where every block is masked.
+# For any number of tokens, where every block is masked.
 ONE_ORDER = Tiling(64, 64, 4, 3)
 
 
@@ -67,10 +67,9 @@ def prefill_attention(
 ) -> jax.Array:
     """Attention of q [t, k, g, h]; [t, k, g, h], written over `out`. Tokens of no tile stay as they are there.
 
-    A query's result depends on no other query if `tiling` and `max_parts`, which must be 1 then, are given and it
-    `masks_all` blocks: they begin at multiples of their size, and one that a query does not see changes no bit of its
-    sums. Otherwise those that all queries of a program see are read by a loop of their own, which saves the masks, and
-    which a compiler may round in another way.
+    With a given `tiling`, `max_parts` of 1 and `masks_all`, a query's result depends on no other query: blocks begin at
+    multiples of their size, and a block that a query does not see changes no bit of its sums. Otherwise blocks that all
+    queries of a program see have a loop without masks, which the compiler may round differently.
     """
     spec, pages, tiles, sinks = context.spec, context.pages, context.tiles, context.sinks
     tokens, heads, group, _ = q.shape
@@ -170,9 +169,9 @@ def _read(
         context = _Context(table_ref, slot_ref[...], head, others[:num_page_arrays], end)
         rows = jnp.arange(positions * queries)
         sinks = load_sinks(spec, others[num_page_arrays : num_page_arrays + 1], head, rows % queries, part == 0)
-        begun = Softmax.begin(len(q), width, sinks)
+        empty = Softmax.begin(len(q), width, sinks)
         start = None if masks_all else start_ref[...] + within
-        softmax = _softmax(spec, block, q, at_query, start, context, first, last, begun)
+        softmax = _softmax(spec, block, q, at_query, start, context, first, last, empty)
         is_whole = end - begin <= each
         out = softmax.result().reshape(positions, queries, width).astype(out_ref.dtype)
         plgpu.store(out_ref.at[at_token], out, mask=real & is_whole)
@@ -202,7 +201,7 @@ def _softmax(
     last: jax.Array,
     softmax: Softmax,
 ) -> Softmax:
-    """A softmax that has begun, with q over the positions from `first` to before `last`."""
+    """A softmax that has empty, with q over the positions from `first` to before `last`."""
     _, page_size, _, size = context.pages[0].shape
     width = q.shape[1]
     is_feature = (jnp.arange(width) < size)[None, :]

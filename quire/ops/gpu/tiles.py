@@ -124,8 +124,8 @@ def load_sinks(spec: AttentionSpec, refs: Any, head: Any, query: jax.Array, is_f
         return None
     (ref,) = refs
     unit = spec.scale if spec.softcap is None else spec.softcap
-    found = plgpu.load(ref.at[head, query], mask=query < ref.shape[1], other=0.0).astype(jnp.float32) / unit
-    return jnp.where((query < ref.shape[1]) & is_first, found, MASKED)
+    scores = plgpu.load(ref.at[head, query], mask=query < ref.shape[1], other=0.0).astype(jnp.float32) / unit
+    return jnp.where((query < ref.shape[1]) & is_first, scores, MASKED)
 
 
 def where_is(table_ref: Any, slot: Any, index: jax.Array, block: int, page_size: int, end: Any) -> tuple[Any, Any]:

@@ -32,8 +32,8 @@ def place_heads(
 
 
 def tiled_attention(q: jax.Array, context: PagedContext) -> jax.Array:
-    """As in attention/tiled_attention.py, for float32 on a CPU: decodes and prefills in one call. The library must have
-    been loaded."""
+    """As in quire.ops.attention, for float32 on a CPU: decodes and prefills in one call. The library must have been
+    loaded."""
     spec, pages, tiles, sinks = context.spec, context.pages, context.tiles, context.sinks
     name = "quire_coded_attention" if isinstance(pages, CodedPages) else "quire_tiled_attention"
     call = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(q.shape, q.dtype))  # type: ignore[no-untyped-call]

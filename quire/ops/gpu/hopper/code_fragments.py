@@ -83,10 +83,10 @@ def number(value: int) -> Any:
 def total(*terms: Any) -> Any:
     """Sums of values and of integers that are known."""
     known = sum(term for term in terms if isinstance(term, int))
-    found = number(known)
+    result = number(known)
     for term in terms:
-        found = found if isinstance(term, int) else arith.addi(term, found)
-    return found
+        result = result if isinstance(term, int) else arith.addi(term, result)
+    return result
 
 
 def times(value: Any, factor: int) -> Any:
@@ -161,8 +161,8 @@ def widened_keys(code_dtype: str) -> Callable[[Any], Any]:
 
     def widen(_: Any, codes: Any) -> Any:
         layout = BY_PRODUCT.to_mgpu()
-        found = empty(layout, (BLOCK, FEATURES))
-        places = {(at[1], sum(at[2:])): at for at in np.ndindex(found.shape)}  # by eight features and eight rows
+        registers = empty(layout, (BLOCK, FEATURES))
+        places = {(at[1], sum(at[2:])): at for at in np.ndindex(registers.shape)}  # by eight features and eight rows
         own = Thread.own()
         row, matrix = arith.remui(own.lane, number(8)), arith.divui(own.lane, number(8))
         rows = total(times(own.warp, 16), times(arith.remui(matrix, number(2)), 8), row)
@@ -172,8 +172,8 @@ def widened_keys(code_dtype: str) -> Callable[[Any], Any]:
             words = load_matrices(total(base, times(chunk, CHUNK_BYTES)), is_turned=False)
             for index, word in enumerate(words):
                 for half, pair in enumerate(halves(code_dtype, word)):
-                    found[places[2 * (first + index // 2) + half, index % 2]] = pair
-        return fragments(found, layout)
+                    registers[places[2 * (first + index // 2) + half, index % 2]] = pair
+        return fragments(registers, layout)
 
     return in_registers(
         (plgpu.RefType(OF_CODES),), plgpu.ShapeDtypeStruct((BLOCK, FEATURES), jnp.float16, BY_PRODUCT), widen
@@ -186,8 +186,8 @@ def widened_values(code_dtype: str) -> Callable[[Any, Any], Any]:
 
     def widen(_: Any, codes: Any, left: Any) -> Any:
         layout = BY_PRODUCT.to_mgpu()
-        found = empty(layout, (FEATURES, BLOCK))
-        places = {(at[0], at[1], sum(at[2:])): at for at in np.ndindex(found.shape)}
+        registers = empty(layout, (FEATURES, BLOCK))
+        places = {(at[0], at[1], sum(at[2:])): at for at in np.ndindex(registers.shape)}
         own = Thread.own()
         row, matrix = arith.remui(own.lane, number(8)), arith.divui(own.lane, number(8))
         base = total(address(codes), times(row, ROW_BYTES), times(matrix, 8 * ROW_BYTES))
@@ -201,8 +201,8 @@ def widened_values(code_dtype: str) -> Callable[[Any, Any], Any]:
                     seen = arith.andi(word, masks[index])
                     by_feature = assembly(i32(), [seen], "prmt.b32 $0, $1, 0, 0x3120;", "=r,r", is_pure=True)
                     for half, pair in enumerate(halves(code_dtype, by_feature)):
-                        found[places[wide, index, half]] = pair
-        return fragments(found, layout)
+                        registers[places[wide, index, half]] = pair
+        return fragments(registers, layout)
 
     return in_registers(
         (plgpu.RefType(OF_CODES), SCALAR), plgpu.ShapeDtypeStruct((FEATURES, BLOCK), jnp.float16, BY_PRODUCT), widen
@@ -220,14 +220,14 @@ def scales_by_row(page_size: int) -> Callable[[Any], Any]:
 
     def load(_: Any, scales: Any) -> Any:
         layout, own, kind = BY_ROW.to_mgpu(), Thread.own(), ir.F32Type.get()
-        found = empty(layout, (BLOCK,))
+        registers = empty(layout, (BLOCK,))
         text = "{ .reg .b16 zero, bits; mov.b16 zero, 0; ld.shared.b16 bits, [$1]; mov.b32 $0, {zero, bits}; }"
-        for half, at in enumerate(np.ndindex(found.shape)):
+        for half, at in enumerate(np.ndindex(registers.shape)):
             row = total(times(own.warp, 16), own.octet, 8 * half)
             bits = assembly(i32(), [total(address(scales), place_of_scale(row, page_size))], text, "=r,r")
-            one = llvm.mlir_undef(ir.VectorType.get((1,), kind))
-            found[at] = llvm.insertelement(one, llvm.bitcast(kind, bits), number(0))
-        return fragments(found, layout)
+            element = llvm.mlir_undef(ir.VectorType.get((1,), kind))
+            registers[at] = llvm.insertelement(element, llvm.bitcast(kind, bits), number(0))
+        return fragments(registers, layout)
 
     return in_registers((plgpu.RefType(),), plgpu.ShapeDtypeStruct((BLOCK,), jnp.float32, BY_ROW), load)
 
@@ -241,8 +241,8 @@ def largest_scale(page_size: int) -> Callable[[Any, Any], Any]:
         word = assembly(i32(), [where], "ld.shared.b32 $0, [$1];", "=r,r")
         word = arith.andi(word, bits_before(left.registers.item(), position))
         most = arith.maxui(arith.shli(word, number(16)), arith.andi(word, number(-(1 << 16))))
-        found = assembly(i32(), [most], "redux.sync.max.u32 $0, $1, 0xffffffff;", "=r,r")
-        return mgpu.FragmentedArray.splat(llvm.bitcast(ir.F32Type.get(), found), ())
+        largest = assembly(i32(), [most], "redux.sync.max.u32 $0, $1, 0xffffffff;", "=r,r")
+        return mgpu.FragmentedArray.splat(llvm.bitcast(ir.F32Type.get(), largest), ())
 
     return in_registers((plgpu.RefType(), SCALAR), plgpu.ShapeDtypeStruct((), jnp.float32, SCALAR), find)
 
@@ -258,24 +258,26 @@ def over_rows(instruction: str) -> Callable[[Any, Any], Any]:
             return assembly(kind, [a, b], f"{instruction} $0, $1, $2;", "=f,f,f", is_pure=True)
 
         first, second = x.registers.flat
-        found = [both(vector.extract(first, [], [column]), vector.extract(second, [], [column])) for column in range(2)]
+        reduced = [
+            both(vector.extract(first, [], [column]), vector.extract(second, [], [column])) for column in range(2)
+        ]
         for lanes in (4, 8, 16):
             swap = f"shfl.sync.bfly.b32 $0, $1, {lanes}, 0x1f, 0xffffffff;"
-            found = [both(one, assembly(kind, [one], swap, "=f,f")) for one in found]
+            reduced = [both(value, assembly(kind, [value], swap, "=f,f")) for value in reduced]
         base = total(address(scratch), times(own.quad, 8))
         of_warp = total(base, times(own.warp, 4 * COLUMNS))
-        store_where(is_less(own.lane, 4), "st.shared.v2.f32 [$1], {$2, $3};", of_warp, found, "r,f,f")
+        store_where(is_less(own.lane, 4), "st.shared.v2.f32 [$1], {$2, $3};", of_warp, reduced, "r,f,f")
         utils.warpgroup_barrier()  # type: ignore[no-untyped-call]
         loaded = []
         for warp in range(4):
             where = total(base, warp * 4 * COLUMNS)
             two = assembly(several(kind, 2), [where], "ld.shared.v2.f32 {$0, $1}, [$2];", "=f,=f,r")
             loaded.append([llvm.extractvalue(kind, two, [column]) for column in range(2)])
-        found = [both(both(*pair[:2]), both(*pair[2:])) for pair in zip(*loaded, strict=True)]
+        reduced = [both(both(*pair[:2]), both(*pair[2:])) for pair in zip(*loaded, strict=True)]
         layout = BY_COLUMN.to_mgpu()
         registers, pair = empty(layout, (COLUMNS,)), llvm.mlir_undef(ir.VectorType.get((2,), kind))
-        for column, one in enumerate(found):
-            pair = llvm.insertelement(pair, one, number(column))
+        for column, value in enumerate(reduced):
+            pair = llvm.insertelement(pair, value, number(column))
         registers[(0,) * registers.ndim] = pair
         return fragments(registers, layout)
 
@@ -300,8 +302,8 @@ def scaled_query(where: Any, unit: float, is_there: Any | None = None) -> tuple[
         words = [arith.select(is_there, word, number(0)) for word in words]
     bits = [half for word in words for half in (arith.shli(word, number(16)), arith.andi(word, number(-(1 << 16))))]
     most = number(0)
-    for one in bits:
-        most = arith.maxui(most, arith.andi(one, number(0x7FFFFFFF)))
+    for word in bits:
+        most = arith.maxui(most, arith.andi(word, number(0x7FFFFFFF)))
     for lanes in (1, 2, 4, 8):
         swap = f"shfl.sync.bfly.b32 $0, $1, {lanes}, 0x1f, 0xffffffff;"
         most = arith.maxui(most, assembly(i32(), [most], swap, "=r,r"))
@@ -309,7 +311,7 @@ def scaled_query(where: Any, unit: float, is_there: Any | None = None) -> tuple[
     up = arith.shli(arith.subi(number(254 + QUERY_EXPONENT), exponent), number(23))
     down = arith.shli(arith.subi(exponent, number(QUERY_EXPONENT)), number(23))
     down = arith.select(is_less(exponent, 255), down, number(NOT_A_NUMBER))
-    scaled = [arith.mulf(llvm.bitcast(kind, one), llvm.bitcast(kind, up)) for one in bits]
+    scaled = [arith.mulf(llvm.bitcast(kind, word), llvm.bitcast(kind, up)) for word in bits]
     text = "cvt.rn.f16x2.f32 $0, $2, $1;"
     pairs = [assembly(i32(), scaled[at : at + 2], text, "=r,f,f", is_pure=True) for at in range(0, 8, 2)]
     return pairs, arith.mulf(llvm.bitcast(kind, down), utils.c(unit, kind))

@@ -1,11 +1,10 @@
 """Attention of decodes over pages of eight bits at the speed of reading them, on Hopper GPUs.
 
-A program has WORKERS groups of threads that compute, each with blocks of its own, and one more group, of which a warp
-for each of them keeps its blocks on their way. Work is a list of parts of contexts, as for `decode_attention`: workers
-take from it by turns, the longest first. Queries are the narrow side of the device's products, and codes are widened in
-registers.
+A program has WORKERS groups of threads that compute, each with blocks of its own, and one more group, of which one warp
+per worker prefetches its blocks. Work is a list of parts of contexts, as for `decode_attention`: workers take from it
+in turn, the longest first. Queries are the narrow side of the device's products, and codes are widened in registers.
 
-Written in Pallas for Mosaic: Triton moves codes of values through shared memory, and keeps less on its way.
+Written in Pallas for Mosaic: Triton moves the codes of values through shared memory, and prefetches less.
 """
 
 from functools import partial
@@ -101,8 +100,8 @@ class _Sizes(NamedTuple):
 
 
 class _Shared(NamedTuple):
-    """The shared memory of a program, and its signals. Queries have a place more than blocks: a worker may be in an
-    item while its next blocks are each of an item of their own."""
+    """The shared memory of a program, and its barriers. Queries have one place more than blocks: while a worker computes
+    an item, each of its prefetched blocks may belong to another."""
 
     queries: Any  # of items, as they are
     wide_queries: Any  # of workers, as they are multiplied
@@ -162,7 +161,7 @@ def _fetch_all(
     page_refs: Any,
     shared: _Shared,
 ) -> None:
-    """The part of a warp that keeps blocks of a worker on their way."""
+    """The part of the warp that prefetches the blocks of a worker."""
 
     def pages_of(item: _Item, block: Any) -> tuple[Any, ...]:
         first, end = lax.div(item.first, sizes.page_size), lax.div(item.last - 1, sizes.page_size)

@@ -1,10 +1,10 @@
 """Attention of prefills over pages of eight bits, on Hopper GPUs.
 
 An item is some tokens of a sequence with all queries of a head. Two groups of threads compute it, each with half of the
-tokens. Another makes numbers of the codes of a block of positions, for both, and a warp of one more keeps codes on
-their way. A program takes items from a list by turns, and what the next one reads comes while it computes.
+tokens. A third group widens the codes of a block of positions for both, and a warp of a fourth prefetches codes. A
+program takes items from a list in turn, and prefetches those of the next while it computes.
 
-Written in Pallas for Mosaic: Triton's groups of threads all do the same.
+Written in Pallas for Mosaic: in Triton all groups of threads run the same code.
 """
 
 from functools import partial
@@ -34,7 +34,7 @@ AHEAD = 3  # blocks of keys or values that have room at once, as codes, and wide
 WIDENS, FETCHES = GROUPS, GROUPS + 1  # the groups that do
 # Of a thread that computes, widens and fetches: those of all four groups are what a multiprocessor has.
 COMPUTING_REGISTERS, WIDENING_REGISTERS, FETCHING_REGISTERS = 200, 72, 40
-LEAST_UNIT = 2.0**-100  # of scores: with less they are alike, and zero times a score that is masked is no number
+LEAST_UNIT = 2.0**-100  # of scores: a smaller one changes nothing, and 0 times a masked score would be NaN
 
 
 def coded_prefills(q: jax.Array, context: PagedContext) -> jax.Array:
@@ -96,7 +96,7 @@ class _Sizes(NamedTuple):
 
 
 class _Shared(NamedTuple):
-    """The shared memory of a program, and its signals. Blocks are of keys and of values by turns."""
+    """The shared memory of a program, and its barriers. Blocks are of keys and of values by turns."""
 
     queries: Any  # of groups, of the next item
     rows: Any  # of groups: queries as they are multiplied
@@ -155,7 +155,7 @@ def _place(block: Any, which: int) -> Any:
 def _fetch_all(
     sizes: _Sizes, work: ItemTurns[_Item], table_ref: Any, q_ref: Any, page_refs: Any, shared: _Shared
 ) -> None:
-    """The part of the warp that keeps codes and queries on their way."""
+    """The part of the warp that prefetches codes and queries."""
 
     def pages_of(item: _Item, block: Any) -> tuple[Any, ...]:
         end = lax.div(item.end - 1, sizes.page_size)
@@ -183,7 +183,7 @@ def _fetch_all(
 
 
 def _widen_all(sizes: _Sizes, work: ItemTurns[_Item], shared: _Shared) -> None:
-    """The part of the group that makes numbers of codes."""
+    """The part of the group that widens codes."""
     plgpu.set_max_registers(WIDENING_REGISTERS, action="decrease")
     widen, find_power = widen_rows(sizes.code_dtype, sizes.page_size), largest_power(sizes.page_size)
 
@@ -294,7 +294,7 @@ def _add_block(shared: _Shared, rows: Any, row_units: Any, number: Any, last: An
     def multiply_values(sums_ref: Any) -> None:
         plgpu.wgmma(sums_ref, narrow, shared.wide.at[values])
 
-    begun = plgpu.WGMMAAccumulatorRef.init(sums)  # type: ignore[no-untyped-call]
-    sums = pl.run_state(multiply_values)(begun)
+    accumulator = plgpu.WGMMAAccumulatorRef.init(sums)  # type: ignore[no-untyped-call]
+    sums = pl.run_state(multiply_values)(accumulator)
     plgpu.barrier_arrive(shared.wide_free.at[values])
     return _Softmax(highest, total, sums, unit)

@@ -23,10 +23,10 @@ from quire.ops.pages import CodedPages, KVWriteTargets
 from quire.ops.weights.rounded_rows import LARGEST_FLOAT8, LEAST_SCALE, RoundedRows
 
 CODE = jnp.float8_e4m3fn
-EVERY = 32  # of tokens, one is looked at
-ROOM = 4.0  # how much larger than those the others may be, and keys that are held against a mean
-LOOKED_AT = 16  # by a program
-PLACED = 8  # by a program
+EVERY = 32  # of so many tokens one is sampled for the scales
+ROOM = 4.0  # how much larger than the sampled ones others may be, and keys less their mean
+LOOKED_AT = 16  # sampled tokens of a program
+PLACED = 8  # tokens of a program
 
 
 class PromptCodes(NamedTuple):
@@ -48,13 +48,13 @@ def place_prompt(
     of_block = pl.BlockSpec((PLACED,), lambda index, head: (index,))
     operands = [*targets, *arrays, 1.0 / scales, mean, *pages]
     codes = [array((tokens, kv_heads, *group, size), CODE) for group in ((parts - 2,), (), ())]
-    out_shapes = [*codes, *(array(one.shape, one.dtype) for one in pages)]
+    out_shapes = [*codes, *(array(page.shape, page.dtype) for page in pages)]
     first = len(operands) - len(pages)
     q, k, v, *written = pl.pallas_call(
         partial(_place, inputs, heads.qkv.dtype),
         grid=(pl.cdiv(tokens, PLACED), kv_heads),
         in_specs=[of_block, of_block, *map(whole, operands[2:])],
-        out_specs=[whole(one) for one in out_shapes],
+        out_specs=[whole(operand) for operand in out_shapes],
         out_shape=out_shapes,
         input_output_aliases={first + index: len(codes) + index for index in range(len(pages))},
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
@@ -75,8 +75,8 @@ def _look(
     *reach, sums = pl.pallas_call(
         partial(_look_at_some, inputs, arrays[0].dtype),
         grid=(count, kv_heads),
-        in_specs=[whole(one) for one in operands],
-        out_specs=[whole(one) for one in out_shapes],
+        in_specs=[whole(operand) for operand in operands],
+        out_specs=[whole(operand) for operand in out_shapes],
         out_shape=out_shapes,
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
         interpret=interpret,
@@ -93,8 +93,8 @@ def _look_at_some(inputs: HeadKernelInputs, dtype: Any, pages_ref: Any, *refs: A
 
     def part(number: int, norm: Any) -> jax.Array:
         loaded = heads.load(jnp.int32(number), features, heads.real)
-        found = loaded if number == parts - 1 else heads.finished(loaded, jnp.int32(number), [(norm, True)])
-        return jnp.where(heads.real & is_real, found.astype(jnp.float32), 0.0)
+        head = loaded if number == parts - 1 else heads.finished(loaded, jnp.int32(number), [(norm, True)])
+        return jnp.where(heads.real & is_real, head.astype(jnp.float32), 0.0)
 
     reach = jnp.float32(0.0)
     for query in range(parts - 2):

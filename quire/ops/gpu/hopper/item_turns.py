@@ -1,4 +1,4 @@
-"""The turns by which workers of a kernel take items from a list, and fetch the blocks of each, for Mosaic."""
+"""Workers of a Mosaic kernel take items from a list in turn, and fetch the blocks of each."""
 
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -35,12 +35,12 @@ class ItemTurns(NamedTuple, Generic[Item]):
 
     @property
     def turns(self) -> Any:
-        """Turns in which there is an item for it; of the last one, only some workers have one."""
+        """Turns in which this worker has an item; in the last turn, only some workers have one."""
         whole = lax.div(self.count, self.num_workers)
         return whole + (self._number(whole) < self.count).astype(jnp.int32)
 
     def item(self, turn: Any) -> Item:
-        """Any entry of the list, if there is no item: of padding, if there is none at all."""
+        """The item of a turn; any entry of the list if the worker has none in that turn."""
         number = jnp.maximum(jnp.minimum(self._number(turn), self.count - 1), 0)
         at = lax.div(number, self.heads)
         fields = (self.items_ref[at, field] for field in range(self.items_ref.shape[1]))
@@ -68,7 +68,7 @@ def fetch_blocks(
 
         def fetch_block(block: Any, pages: tuple[Any, ...]) -> tuple[Any, ...]:
             is_last = block + 1 >= count
-            following = jax.tree.map(lambda one, other: jnp.where(is_last, one, other), next_item, item)
+            following = jax.tree.map(lambda after, own: jnp.where(is_last, after, own), next_item, item)
             next_pages = pages_of(following, jnp.where(is_last, 0, block + 1))
             fetch(fetched + block, pages, item)
             return next_pages

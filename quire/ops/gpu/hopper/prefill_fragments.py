@@ -63,8 +63,8 @@ def largest_power(page_size: int) -> Callable[[Any, Any, Any], Any]:
             most = arith.maxui(most, arith.select(counts, bits, number(0)))
         most = assembly(i32(), [most], "redux.sync.max.u32 $0, $1, 0xffffffff;", "=r,r")
         power = arith.minui(arith.shrui(most, number(EXPONENT)), number(MOST_POWER))
-        found = arith.maxui(arith.maxui(power, number(LEAST_POWER)), least.registers.item())
-        return mgpu.FragmentedArray.splat(found, (), is_signed=True)
+        largest = arith.maxui(arith.maxui(power, number(LEAST_POWER)), least.registers.item())
+        return mgpu.FragmentedArray.splat(largest, (), is_signed=True)
 
     kind = plgpu.ShapeDtypeStruct((), jnp.int32, SCALAR)
     return in_registers((plgpu.RefType(), SCALAR, SCALAR), kind, find)
@@ -99,8 +99,8 @@ def widen_rows(code_dtype: str, page_size: int) -> Callable[..., None]:
                 tile, within = divmod(2 * chunk + half, 8)
                 at = total(target, times(arith.xori(eight, number(within)), CHUNK_BYTES), tile * 8 * ROW_BYTES)
                 assembly(nothing(), [at, *wide[4 * half : 4 * half + 4]], STORE_CHUNK, "r,r,r,r,r")
-        one = llvm.bitcast(kind, arith.shli(exponent, number(23)))
-        store_where(is_less(own.index, 1), "st.shared.f32 [$1], $2;", address(unit), [one], "r,f")
+        value = llvm.bitcast(kind, arith.shli(exponent, number(23)))
+        store_where(is_less(own.index, 1), "st.shared.f32 [$1], $2;", address(unit), [value], "r,f")
 
     refs = plgpu.RefType(OF_CODES), plgpu.RefType()
     return in_registers((*refs, SCALAR, SCALAR, plgpu.RefType(OF_HALVES), plgpu.RefType()), None, widen)
@@ -132,13 +132,13 @@ def place_rows(unit: float) -> Callable[[Any, Any, Any], None]:
 def load_rows(_: Any, units: Any) -> Any:
     """float32 [WIDE] in shared memory."""
     layout, own = BY_ROW.to_mgpu(), Thread.own()
-    found = empty(layout, (WIDE,))
-    for half, at in enumerate(np.ndindex(found.shape)):
+    registers = empty(layout, (WIDE,))
+    for half, at in enumerate(np.ndindex(registers.shape)):
         where = total(address(units), times(_row(own, half), 4))
-        one = assembly(ir.F32Type.get(), [where], "ld.shared.f32 $0, [$1];", "=f,r")
+        value = assembly(ir.F32Type.get(), [where], "ld.shared.f32 $0, [$1];", "=f,r")
         vector_of_one = llvm.mlir_undef(ir.VectorType.get((1,), ir.F32Type.get()))
-        found[at] = llvm.insertelement(vector_of_one, one, number(0))
-    return fragments(found, layout)
+        registers[at] = llvm.insertelement(vector_of_one, value, number(0))
+    return fragments(registers, layout)
 
 
 units_of_rows = in_registers((plgpu.RefType(),), plgpu.ShapeDtypeStruct((WIDE,), jnp.float32, BY_ROW), load_rows)
@@ -149,11 +149,11 @@ def row_tokens(queries: int) -> Callable[[], Any]:
 
     def find(_: Any) -> Any:
         layout, own = BY_ROW.to_mgpu(), Thread.own()
-        found = empty(layout, (WIDE,))
-        for half, at in enumerate(np.ndindex(found.shape)):
-            one = llvm.mlir_undef(ir.VectorType.get((1,), i32()))
-            found[at] = llvm.insertelement(one, arith.divui(_row(own, half), number(queries)), number(0))
-        return mgpu.FragmentedArray(_registers=found, _layout=layout, _is_signed=True)
+        registers = empty(layout, (WIDE,))
+        for half, at in enumerate(np.ndindex(registers.shape)):
+            vector_of_one = llvm.mlir_undef(ir.VectorType.get((1,), i32()))
+            registers[at] = llvm.insertelement(vector_of_one, arith.divui(_row(own, half), number(queries)), number(0))
+        return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=True)
 
     return in_registers((), plgpu.ShapeDtypeStruct((WIDE,), jnp.int32, BY_ROW), find)
 

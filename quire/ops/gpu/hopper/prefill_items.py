@@ -44,7 +44,7 @@ def fits(q: jax.Array, context: PagedContext) -> bool:
 def prefill_items(tiles: Tiles, tokens: int) -> PrefillItems:
     """Items of so many tokens at most."""
     first = jnp.arange(0, TILE, tokens)
-    starts, offsets = ((one[:, None] + first).reshape(-1) for one in (tiles.starts, tiles.offsets))
+    starts, offsets = ((field[:, None] + first).reshape(-1) for field in (tiles.starts, tiles.offsets))
     lengths = jnp.clip(tiles.lengths[:, None] - first, 0, tokens).reshape(-1)
     ends = jnp.where(lengths > 0, starts + lengths, 0)
     number = jnp.arange(len(ends))
