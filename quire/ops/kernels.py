@@ -1,44 +1,30 @@
 """The kernels of each platform, and the forms of weights that they read."""
 
-import jax.numpy as jnp
-from jax import Array
 from jax.sharding import Mesh
 
 from quire.errors import InvalidSetting
-from quire.ops.attention.heads import Heads
 from quire.ops.attention.sharded import sharded
-from quire.ops.attention.step_attention import PLAIN, Kernels, place
+from quire.ops.attention.step_attention import PLAIN, Kernels
 from quire.ops.gpu.capability import TRITON, GpuCapability
+from quire.ops.native import attention as native_attention
 from quire.ops.native import library
 from quire.ops.native.adapter_product import add_products as native_adapter_product
-from quire.ops.native.attention import place_heads, tiled_attention
 from quire.ops.native.norms import NATIVE as NATIVE_NORMS
 from quire.ops.native.recurrence import NATIVE as NATIVE_RECURRENT
 from quire.ops.native.sampling import filter_cuts, highest
-from quire.ops.pages import CodedPages, KVWriteTargets, Pages
 from quire.ops.sampling_kernels import SamplingKernels
 from quire.ops.weights.four_bit_experts import FourBitExperts
-from quire.ops.weights.rounded_rows import scaled
 from quire.ops.weights.weight import Weight
 
-
-def native_place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[Array, Pages]:
-    """Like `place` in quire.ops.attention.step_attention, by the C++ kernels; codes of e4m3 are made by XLA."""
-    heads = heads.with_norms_done(NATIVE_NORMS.rms)
-    if isinstance(pages, CodedPages) and pages.k.dtype != jnp.int8:
-        return place(heads, pages, targets)
-    return place_heads(scaled(heads.qkv), heads.rotation, targets, pages)
-
-
 NATIVE = Kernels(
-    native_place,
-    tiled_attention,
+    native_attention.place,
+    native_attention.tiled_attention,
     norms=NATIVE_NORMS,
     decode_norms=NATIVE_NORMS,
     sampling=SamplingKernels(filter_cuts, highest),
     adapter_product=native_adapter_product,
     recurrent=NATIVE_RECURRENT,
-    attend_latent=tiled_attention,
+    attend_latent=native_attention.tiled_attention,
     skips_padding=True,
 )
 

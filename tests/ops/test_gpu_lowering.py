@@ -185,7 +185,7 @@ def test_latents_of_any_size_are_translated(dtype: str) -> None:
 
 def test_latent_attention_without_a_kernel_is_said_to_have_none(caplog: pytest.LogCaptureFixture) -> None:
     spec = AttentionSpec(1, 16, 576, 0.07, value_dim=512, window=100)
-    gpu_kernels._warn_of_plain_latent_attention.cache_clear()
+    gpu_kernels.warn_of_plain_latent_attention.cache_clear()
     q, keys = jnp.zeros((8, 1, 16, 576), jnp.bfloat16), jnp.zeros((4, 32, 1, 576), jnp.bfloat16)
     each = jnp.zeros(8, jnp.int32)
     run = jax.jit(gpu_kernels.GPU.attend_latent)

@@ -7,7 +7,7 @@ import pytest
 
 from quire.ops.attention.heads import HeadNorm, Heads, Rotation
 from quire.ops.attention.step_attention import place
-from quire.ops.kernels import native_place
+from quire.ops.native import attention as native_attention
 from quire.ops.native import library
 from quire.ops.pages import KVWriteTargets
 
@@ -33,7 +33,7 @@ def test_the_kernel_places_heads_as_xla_does(rotated: int | None, normed: bool) 
     targets = KVWriteTargets(jnp.asarray(where // PAGE_SIZE), jnp.asarray(where % PAGE_SIZE))
     made = heads(rotated, normed)
     results = []
-    for how in (place, native_place):
+    for how in (place, native_attention.place):
         pages = tuple(jnp.full((15, PAGE_SIZE, KV_HEADS, SIZE), value, jnp.float32) for value in (5.0, 6.0))
         results.append(jax.jit(lambda pages, how=how: how(made, pages, targets), donate_argnums=0)(pages))
     expected, got = (jax.tree.leaves(result) for result in results)

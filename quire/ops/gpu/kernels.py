@@ -102,12 +102,12 @@ attend_on_hopper = attend_by(
 
 
 @cache
-def _warn_of_plain_latent_attention() -> None:
+def warn_of_plain_latent_attention() -> None:
     log.warning("this latent attention has no kernel for this GPU: plain XLA runs in its place, many times slower")
 
 
 def plain_latent_attention(q: jax.Array, context: PagedContext) -> jax.Array:
-    _warn_of_plain_latent_attention()
+    warn_of_plain_latent_attention()
     return tiled_attention(q, context)
 
 

@@ -130,7 +130,7 @@ def _tasks(runs: _Runs, listed: ContextList) -> jax.Array:
 
 
 class _Context(NamedTuple):
-    """Positions of a sequence up to before `last`. A block's positions behind them are clamped to the last: they have no
+    """Positions of a sequence up to before `last`. Those of a block behind them are clamped to the last: they have no
     weight, and their own places may hold anything."""
 
     table: Any

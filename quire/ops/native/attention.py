@@ -4,12 +4,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from quire.ops.attention.heads import Rotation
+from quire.ops.attention import step_attention
+from quire.ops.attention.heads import Heads, Rotation
 from quire.ops.attention.spread import run_of
+from quire.ops.native.norms import NATIVE as NATIVE_NORMS
 from quire.ops.pages import CodedPages, KVWriteTargets, PagedContext, Pages
+from quire.ops.weights.rounded_rows import scaled
 
 
-def place_heads(
+def place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[jax.Array, Pages]:
+    """As in quire.ops.attention.step_attention; codes of e4m3 are made by XLA."""
+    heads = heads.with_norms_done(NATIVE_NORMS.rms)
+    if isinstance(pages, CodedPages) and pages.k.dtype != jnp.int8:
+        return step_attention.place(heads, pages, targets)
+    return _place_heads(scaled(heads.qkv), heads.rotation, targets, pages)
+
+
+def _place_heads(
     qkv: jax.Array, rotation: Rotation | None, targets: KVWriteTargets, pages: Pages
 ) -> tuple[jax.Array, Pages]:
     """Rotated queries [t, k, g, h] of qkv [t, k, g + 2, h], and the pages with keys and values in place: all float32,

@@ -100,7 +100,7 @@ class _Sizes(NamedTuple):
 
 
 class _Shared(NamedTuple):
-    """The shared memory of a program, and its barriers. Queries have one place more than blocks: while a worker computes
+    """The shared memory of a program, and its barriers. Queries have a place more than blocks: while a worker computes
     an item, each of its prefetched blocks may belong to another."""
 
     queries: Any  # of items, as they are
