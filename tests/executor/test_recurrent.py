@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from quire.engine.engine import Engine
+from quire.executor.programs.kinds import run_on_padding
+from quire.executor.snapshot_arrays import LOAD, SAVE, STATE_SIZES
 from quire.ops.native import library
 from quire.request import Request, SamplingParams
 from tests.executor.faulty_executor import FaultyExecutor
@@ -156,3 +158,19 @@ def test_the_next_turn_continues_from_the_answer_with_the_tokens_that_it_has_wit
     assert recurrent.near_ties(second, run.tokens()[2, 0]) <= 1
     if library.load():
         assert run.tokens() == recurrent.run([second], snapshots=0).tokens()
+
+
+@pytest.mark.parametrize("size", STATE_SIZES)
+def test_copies_of_padding_leave_slots_and_snapshots_as_they_are(recurrent: Rig, size: int) -> None:
+    recurrent.executor.reset()
+    programs, state = recurrent.executor.programs, recurrent.executor.state
+    state = state._replace(slot_arrays=jax.tree.map(jnp.ones_like, state.slot_arrays))
+    programs.snapshots.arrays = jax.tree.map(lambda array: jnp.full_like(array, 2), programs.snapshots.arrays)
+    for kind in (SAVE, LOAD):
+        key = kind, size
+        state = run_on_padding(key, programs.get(key), state, programs)
+    slots, snapshots = jax.tree.leaves(state.slot_arrays), jax.tree.leaves(programs.snapshots.arrays)
+    assert all((array[:-1] == 1).all() for array in slots)
+    assert all((array[1:] == 2).all() for array in snapshots)
+    assert not all((array[0] == 2).all() for array in snapshots), "nothing was copied"
+    recurrent.executor.reset()

@@ -227,11 +227,16 @@ def _stacked(stacks: Sequence[Stack], num_pages: int) -> list[Any]:
 
 
 def _states(name: str, purpose: str, into: Operand, source: Operand) -> ProgramKind:
+    def nowhere(materials: Materials, size: int) -> Inputs:
+        """From the row of padding to that of the other arrays, which for snapshots is the first."""
+        rows = {Operand.SNAPSHOTS: 0, Operand.SLOT_ARRAYS: materials.compiled.shapes.num_slots}
+        return (np.array([(rows[source], rows[into])] * size, np.int32),)
+
     return ProgramKind(
         name,
         purpose,
         lambda materials, size: copy_states,
-        lambda materials, size: (np.zeros((size, 2), np.int32),),
+        nowhere,
         takes=(into, source),
         replaces=into,
         counts="states",
