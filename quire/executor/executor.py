@@ -5,28 +5,19 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from quire.core.plan import Chunk, ForcedTokens, StepPlan
 from quire.executor.adapter_arrays import digest_of
-from quire.executor.draft.draft import Draft, pack_guesses
-from quire.executor.host.host_pages import HostPages
+from quire.executor.draft.draft import pack_guesses
 from quire.executor.host.page_copies import PageCopies
-from quire.executor.host.pinned_pages import PinnedPages, can_pin, host_kinds
+from quire.executor.host.pinned_pages import host_memory
 from quire.executor.launch import Launch, Packer, launches_of
 from quire.executor.pending import Extras, Launched, Pending, extras_of
-from quire.executor.programs.compile_processes import CompileProcesses
-from quire.executor.programs.compiler import Compiler
 from quire.executor.programs.ladder import StepShape
 from quire.executor.programs.programs import Programs
-from quire.executor.programs.replay import Members
-from quire.executor.programs.store import ProgramStore
 from quire.executor.sample.sampler import NOTHING_ASKED, Features
-from quire.executor.shapes import Shapes
 from quire.executor.slots import FORCE_SIZE, pack_forced, pack_starts
 from quire.executor.step import State
-from quire.models.model import Model
-from quire.models.params import ParamTree
 from quire.ops.sharding import put
 from quire.request import num_mask_words
 
@@ -38,52 +29,20 @@ class JaxExecutor:
     reuse pages and slots that launches before it still use.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        weights: ParamTree,
-        shapes: Shapes,
-        compile_threads: int = 2,
-        mesh: Mesh | None = None,
-        store: ProgramStore | None = None,
-        members: Members | None = None,
-        draft: Draft | None = None,
-        loads_ahead: bool = False,
-        num_host_pages: int = 0,
-        pins_host_pages: bool | None = None,
-        processes: CompileProcesses | None = None,
-        programs: Programs | None = None,
-    ) -> None:
-        """`members`: other processes that run every program with this one, each on its own devices. `draft`: the model
-        that guesses; without it guesses are looked up. `loads_ahead`: kept programs are loaded on threads from now on,
-        before `warm_up`. `num_host_pages`: pages of host memory that plans may copy to and from, page 0 not included;
-        not with `members`, which have no part of them. `pins_host_pages`: in pinned memory; if not given, on GPUs.
-        `processes` make programs in place of threads. `programs`: where they were made from the structure of the
-        weights; then nothing is made here."""
-        assert members is None or not num_host_pages
-        self._members = members
+    def __init__(self, programs: Programs, num_host_pages: int = 0) -> None:
+        """`num_host_pages`: pages of host memory that plans may copy to and from, page 0 not included, where the
+        programs have kinds for that."""
+        compiler = programs.compiler
+        self.programs = programs
         self.platform = jax.default_backend()
         self.num_padding_tokens = 0  # beyond the tokens of plans, since programs have fixed shapes
-        self._shapes = shapes
-        is_pinned = num_host_pages > 0 and (can_pin() if pins_host_pages is None else pins_host_pages)
-        kinds = host_kinds(num_host_pages, is_pinned)
-        if programs is None:
-            compiler = Compiler(model, weights, shapes, mesh, store, draft)
-            programs = Programs(compiler, compile_threads, members, kinds, processes)
-        else:
-            programs.set_weights(weights, draft)
-        self.programs = programs
-        pages, kind = self.programs.compiler.pages, PinnedPages if is_pinned else HostPages
-        self.host_pages = kind(pages, num_host_pages + 1) if num_host_pages else None
-        if isinstance(self.host_pages, PinnedPages) and self.platform == "gpu":
-            self.host_pages.pin_all()
-        self.copies = PageCopies(self.programs, self.host_pages)
-        if loads_ahead:
-            self.programs.load_kept()
-        self._mask_words = num_mask_words(model.vocab_size)
+        self._shapes = compiler.shapes
+        self.host_pages = host_memory(programs.host_kinds, compiler.pages, num_host_pages)
+        self.copies = PageCopies(programs, self.host_pages)
+        self._mask_words = num_mask_words(compiler.model.vocab_size)
         self.adapters: dict[int, list[Any]] = {}  # on the host, by number: the arrays of each
         self._no_masks: dict[int, jax.Array] = {}
-        devices = {device for leaf in jax.tree.leaves(weights) for device in leaf.devices()}
+        devices = {device for array in compiler.weights for device in array.devices()}
         self._devices = sorted((device for device in devices if device.process_index == jax.process_index()), key=str)
         self._state: State | None = None
         self.reset()
@@ -133,8 +92,8 @@ class JaxExecutor:
         return pending
 
     def reset(self) -> None:
-        if self._members is not None:
-            self._members.reset()
+        if self.programs.members is not None:
+            self.programs.members.reset()
         if self.host_pages is not None:
             self.host_pages.drain()  # its pages stay
         self.copies.forget()

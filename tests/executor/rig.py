@@ -10,6 +10,7 @@ from unittest.mock import patch
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from quire.core.limits import Limits
 from quire.core.plan import TokenLogprobs
@@ -24,12 +25,15 @@ from quire.executor.programs import compiler
 from quire.executor.programs.compiler import Compiler
 from quire.executor.programs.kinds import Key
 from quire.executor.programs.programs import Programs
+from quire.executor.programs.replay import Members
+from quire.executor.programs.store import ProgramStore
 from quire.executor.programs.table import ProgramTable
 from quire.executor.shapes import Shapes
 from quire.files.tensor_source import TensorSource
 from quire.models.adapters import AdapterReader, make_room
 from quire.models.checkpoint import Quantize, load_weights
 from quire.models.context import NoStates, PlatformOps, TokenContext
+from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
 from quire.ops.attention.reference import whole_sequence
@@ -109,6 +113,26 @@ class Run:
         return {key: answer.tokens for key, answer in sorted(self.answers.items())}
 
 
+def executor_of(
+    model: Model,
+    weights: ParamTree,
+    shapes: Shapes,
+    *,
+    threads: int = 2,
+    mesh: Mesh | None = None,
+    store: ProgramStore | None = None,
+    members: Members | None = None,
+    draft: Draft | None = None,
+    num_host_pages: int = 0,
+    pins_host_pages: bool = False,
+    is_made_when_used: bool = False,
+) -> JaxExecutor:
+    compiler = (QuickCompiler if is_made_when_used else Compiler)(model, weights, shapes, mesh, store, draft)
+    kinds = host_kinds(num_host_pages, pins_host_pages)
+    programs = (MadeWhenUsed if is_made_when_used else Programs)(compiler, threads, members, kinds)
+    return JaxExecutor(programs, num_host_pages)
+
+
 class Rig:
     """One model, its weights and its executor, which every run gets as `reset` leaves it.
 
@@ -143,13 +167,9 @@ class Rig:
         if draft_config is not None:
             draft_model = build_model(draft_config)
             draft = Draft(draft_model, load_weights(draft_model, NamedTensors(draft_model), dtype="float32"))
-        made: Programs | None = None
-        if programs == "when used":
-            compiler = QuickCompiler(self.model, weights, shapes, draft=draft)
-            made = MadeWhenUsed(compiler, 1, host_kinds=host_kinds(num_host_pages, pins_host_pages))
-        self.executor = JaxExecutor(
-            self.model, weights, shapes, 1 if programs == "first" else 2, draft=draft,
-            num_host_pages=num_host_pages, pins_host_pages=pins_host_pages, programs=made,
+        self.executor = executor_of(
+            self.model, weights, shapes, threads=2 if programs == "all" else 1, draft=draft,
+            num_host_pages=num_host_pages, pins_host_pages=pins_host_pages, is_made_when_used=programs == "when used",
         )  # fmt: skip
         for _ in self.executor.warm_up():
             if programs == "first" and self.executor.programs.can_run_anything:

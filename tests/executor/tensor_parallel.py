@@ -28,6 +28,7 @@ from quire.ops.native import library
 from quire.ops.sharding import sharding, tensor_mesh
 from quire.peers.bundle import PageBundle, PageForm
 from quire.request import Request, SamplingParams
+from tests.executor.rig import executor_of
 from tests.models.adapter_files import write_adapter
 from tests.models.cases import CASES
 from tests.models.tiny import NamedTensors
@@ -65,7 +66,7 @@ def executor_on(
     model = build_model(CONFIG)
     if num_devices == 1:
         weights = random_weights(model, seed=1, dtype="float32")
-        return model, JaxExecutor(model, weights, shapes, num_host_pages=num_host_pages)
+        return model, executor_of(model, weights, shapes, num_host_pages=num_host_pages)
     mesh = tensor_mesh(jax.devices()[:num_devices])
     whole = random_weights(model, seed=1, dtype="float32")
     cut = model.for_devices(num_devices)
@@ -75,7 +76,7 @@ def executor_on(
         return param.plain(jax.device_put(param.assemble([array]), sharding(param.shape, param.axes, mesh)))
 
     weights = jax.tree.map(place, _copying(cut, model), whole, is_leaf=_is_param)
-    return cut, JaxExecutor(cut, weights, shapes, mesh=mesh, num_host_pages=num_host_pages, pins_host_pages=pins)
+    return cut, executor_of(cut, weights, shapes, mesh=mesh, num_host_pages=num_host_pages, pins_host_pages=pins)
 
 
 def _copying(cut: Decoder, model: Decoder) -> Any:
@@ -185,14 +186,14 @@ def recurrent_on(name: str, num_devices: int) -> JaxExecutor:
     model = build_model({**CASES[name], "layer_types": kinds, "num_hidden_layers": 2})
     source = NamedTensors(model)
     if num_devices == 1:
-        return JaxExecutor(model, load_weights(model, source, dtype="float32"), SHAPES)
+        return executor_of(model, load_weights(model, source, dtype="float32"), SHAPES)
     mesh, cut = tensor_mesh(jax.devices()[:num_devices]), model.for_devices(num_devices)
 
     def placement(param: Param) -> jax.sharding.Sharding:
         return sharding(param.shape, param.axes, mesh)
 
     weights = load_weights(cut, source, dtype="float32", placement=placement)
-    return JaxExecutor(cut, weights, replace(SHAPES, num_snapshots=4), mesh=mesh)
+    return executor_of(cut, weights, replace(SHAPES, num_snapshots=4), mesh=mesh)
 
 
 def two_turns(executor: JaxExecutor) -> tuple[list[dict[int, list[int]]], int]:

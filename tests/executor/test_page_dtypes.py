@@ -7,14 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.executor.executor import JaxExecutor
 from quire.executor.host.host_pages import HostPages, as_bytes, gather_pages
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
 from quire.ops.page_moves import PLAIN_MOVES
 from quire.page_folder.page_file import ArrayForm, PageFiles
 from tests.executor.conftest import SHAPES, config_of
-from tests.executor.rig import NamedTensors
+from tests.executor.rig import NamedTensors, executor_of
 from tests.executor.test_host_pages import host_copies
 from tests.fake_executor import plan_of
 
@@ -64,7 +63,7 @@ def test_pages_of_half_the_width_go_from_one_device_to_another(dtype: str) -> No
     """As between peers: read from the device, written into host memory, copied back by a plan, and read again."""
     model = build_model(config_of("llama", num_hidden_layers=1))
     weights = load_weights(model, NamedTensors(model), dtype=dtype)
-    executor = JaxExecutor(model, weights, SHAPES, 1, num_host_pages=8)
+    executor = executor_of(model, weights, SHAPES, threads=1, num_host_pages=8)
     filled = jax.tree.map(lambda leaf: jnp.asarray(noise(leaf.shape, dtype)), executor.state.pages)
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(filled)} == {dtype}
     executor.state = executor.state._replace(pages=filled)

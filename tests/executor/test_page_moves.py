@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.executor.executor import JaxExecutor
 from quire.executor.programs import compiler
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
@@ -16,7 +15,7 @@ from quire.ops.attention.step_attention import PLAIN
 from quire.ops.gpu.move_pages import gather, scatter
 from quire.ops.page_moves import PageMoves
 from tests.executor.conftest import SHAPES, config_of
-from tests.executor.rig import NamedTensors
+from tests.executor.rig import NamedTensors, executor_of
 from tests.executor.test_host_pages import host_copies
 from tests.fake_executor import plan_of
 
@@ -39,7 +38,7 @@ def test_pages_are_the_same_after_kernels_have_moved_them(is_pinned: bool, monke
     monkeypatch.setattr(compiler, "kernels_for", lambda *_: PLAIN._replace(moves=moves))
     model = build_model(config_of("llama", num_hidden_layers=2))
     weights = load_weights(model, NamedTensors(model), dtype="bfloat16")
-    executor = JaxExecutor(model, weights, SHAPES, 1, num_host_pages=30, pins_host_pages=is_pinned)
+    executor = executor_of(model, weights, SHAPES, threads=1, num_host_pages=30, pins_host_pages=is_pinned)
     rng = np.random.default_rng(5)
     pages = executor.state.pages
     filled = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 1, leaf.shape).astype(leaf.dtype)), pages)

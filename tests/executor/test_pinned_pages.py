@@ -25,22 +25,22 @@ from quire.models.registry import build_model
 from quire.settings.config import Config
 from quire.settings.host_cache import resolve_host_cache
 from tests.executor.conftest import SHAPES, config_of
-from tests.executor.rig import NamedTensors
+from tests.executor.rig import NamedTensors, executor_of
 from tests.executor.test_host_pages import host_copies
 from tests.fake_executor import plan_of
 
 
-def executor_of(folder: Path) -> JaxExecutor:
+def stored(folder: Path) -> JaxExecutor:
     model = build_model(config_of("llama", num_hidden_layers=1))
     weights = load_weights(model, NamedTensors(model), dtype="bfloat16")
     store = ProgramStore(folder, "pinned")
-    return JaxExecutor(model, weights, SHAPES, 1, store=store, num_host_pages=80, pins_host_pages=True)
+    return executor_of(model, weights, SHAPES, threads=1, store=store, num_host_pages=80, pins_host_pages=True)
 
 
 @pytest.fixture
 def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JaxExecutor]:
     """With numbers in its pages."""
-    made = executor_of(tmp_path_factory.getbasetemp() / "pinned")
+    made = stored(tmp_path_factory.getbasetemp() / "pinned")
     fill(made)
     yield made
     made.close()
@@ -73,7 +73,7 @@ def fill(executor: JaxExecutor) -> None:
 
 def test_pages_are_the_same_after_they_were_pinned_also_with_kept_programs(tmp_path: Path) -> None:
     for _ in range(2):  # the second one loads the programs of the first
-        executor = executor_of(tmp_path)
+        executor = stored(tmp_path)
         fill(executor)
         first, second = executor.read_pages([3])(), executor.read_pages([4])()
         assert first != second

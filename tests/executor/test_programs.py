@@ -36,7 +36,7 @@ from quire.ops.kernels import kernels_for
 from quire.ops.pages import Segments
 from quire.request import Request, SamplingParams
 from tests.compiling import AS_SERVED
-from tests.executor.rig import FEW_SHAPES, Rig, config_of, quickly_compiled
+from tests.executor.rig import FEW_SHAPES, Rig, config_of, executor_of, quickly_compiled
 from tests.executor.sampling import slot_start
 from tests.executor.test_replay import Direct
 from tests.executor.test_schedules import check
@@ -62,7 +62,7 @@ def weights(model: Model) -> ParamTree:
 @pytest.fixture(scope="module")
 def executor(model: Model, weights: ParamTree) -> JaxExecutor:
     """Optimised as in service, and not warmed up: each program is compiled when it is asked for."""
-    return JaxExecutor(model, weights, SHAPES)
+    return executor_of(model, weights, SHAPES)
 
 
 def page_shape(executor: JaxExecutor) -> tuple[int, ...]:
@@ -353,7 +353,7 @@ def test_small_programs_are_kept_and_check_and_empty_state_trace_nothing(
     """Tracing the first program of a process takes a tenth of a second."""
 
     def executor() -> JaxExecutor:
-        return JaxExecutor(model, weights, FEW_SHAPES, store=ProgramStore(tmp_path, "a model"))
+        return executor_of(model, weights, FEW_SHAPES, store=ProgramStore(tmp_path, "a model"))
 
     executor().close()
     made = executor()

@@ -9,7 +9,7 @@ from quire.executor.executor import NOTHING_ASKED, JaxExecutor
 from quire.executor.programs.ladder import StepShape
 from quire.executor.shapes import Shapes
 from quire.request import Request, SamplingParams
-from tests.executor.rig import Rig, quickly_compiled
+from tests.executor.rig import Rig, executor_of, quickly_compiled
 from tests.executor.workload import workload
 from tests.models.cases import CASES
 
@@ -63,7 +63,7 @@ def test_answers_do_not_depend_on_which_programs_are_ready(rig: Rig) -> None:
     with quickly_compiled():
         catalog = rig.executor.programs.catalog
         for keys in (catalog.first, [*catalog.first, *catalog.early, StepShape(8), StepShape(16)]):
-            executor = JaxExecutor(rig.model, rig.weights, SHAPES)
+            executor = executor_of(rig.model, rig.weights, SHAPES)
             for key in keys:
                 executor.programs.get(key)
             found.append([tokens(executor, [request]) for request in requests])

@@ -22,7 +22,7 @@ from quire.group.arrays import from_message, to_message
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from quire.request import Request, SamplingParams
-from tests.executor.rig import quickly_compiled
+from tests.executor.rig import executor_of, quickly_compiled
 from tests.executor.sampling import slot_start
 from tests.executor.tensor_parallel import LIMITS, SHAPES
 from tests.executor.test_results import mask_of
@@ -71,7 +71,7 @@ def both_ends(shapes: Shapes) -> tuple[JaxExecutor, Direct, Follower]:
     weights = [random_weights(model, seed=1, dtype="float32") for _ in range(2)]
     compiler = Compiler(model, weights[1], shapes, None, None)
     members.follower = Follower(compiler, 1)
-    return JaxExecutor(model, weights[0], shapes, 1, members=members), members, members.follower
+    return executor_of(model, weights[0], shapes, threads=1, members=members), members, members.follower
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from quire.executor.sample.sampler import NOTHING_LEFT, Features
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
 from quire.request import SamplingParams
-from tests.executor.rig import FEW_SHAPES, Rig, config_of, quickly_compiled
+from tests.executor.rig import FEW_SHAPES, Rig, config_of, executor_of, quickly_compiled
 from tests.executor.sampling import slot_start
 from tests.executor.workload import GREEDY
 from tests.fake_executor import plan_of
@@ -124,7 +124,7 @@ def poisoned() -> JaxExecutor:
     model = build_model(config_of("llama", num_hidden_layers=1))
     weights: Any = load_weights(model, NamedTensors(model), dtype="float32")
     weights["embedding"] = jax.tree.map(lambda array: array.at[9].set(jnp.nan), weights["embedding"])
-    return JaxExecutor(model, weights, FEW_SHAPES)
+    return executor_of(model, weights, FEW_SHAPES)
 
 
 @pytest.mark.parametrize("samples", [True, False])

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from quire.core.scheduler import Scheduler
-from quire.engine.building.compiling import begin_programs, begins_early, compile_task, prepare_processes, program_store
+from quire.engine.building.compiling import (
+    begin_programs,
+    begins_early,
+    compile_task,
+    make_programs,
+    prepare_processes,
+    program_store,
+)
 from quire.engine.building.deployment import Deployment, cache_capacity
 from quire.engine.building.model_weights import load_draft, load_model
 from quire.engine.building.page_count import first_store, with_measured_step
@@ -102,15 +109,17 @@ def _build_engine(
         deployment, programs = measuring.result()
     log.debug("weights are loaded")
     _log_facts(deployment)
-    threads, store = deployment.resolved.compile_threads, program_store(deployment)
+    store = program_store(deployment)
     store.forget_unused()
-    if processes is not None and programs is None:
-        processes.begin(compile_task(deployment, weights, draft, store))
-    executor = JaxExecutor(
-        deployment.model, weights, deployment.shapes, threads, deployment.mesh, store, others, draft,
-        loads_ahead=deployment.is_served, num_host_pages=deployment.limits.host_pages,
-        processes=processes, programs=programs,
-    )  # fmt: skip
+    if programs is not None:
+        programs.set_weights(weights, draft)
+    else:
+        if processes is not None:
+            processes.begin(compile_task(deployment, weights, draft, store))
+        programs = make_programs(deployment, weights, draft, store, processes, others)
+    if deployment.is_served:
+        programs.load_kept()
+    executor = JaxExecutor(programs, deployment.limits.host_pages)
     return Built(deployment, _engine(deployment, executor, clock, others), executor)
 
 

@@ -21,6 +21,7 @@ from quire.executor.programs.compile_worker import CompileTask, structure
 from quire.executor.programs.compiler import Compiler
 from quire.executor.programs.kinds import kind_of
 from quire.executor.programs.programs import Programs
+from quire.executor.programs.replay import Members
 from quire.executor.programs.store import ProgramStore
 from quire.files.cache_folder import cache_folder
 from quire.files.tensor_source import TensorSource
@@ -92,13 +93,24 @@ def begin_programs(deployment: Deployment, processes: CompileProcesses | None, u
     (weights, draft), store = planned_weights(deployment), program_store(deployment)
     if processes is not None:
         processes.begin(compile_task(deployment, weights, draft, store))
-    threads, kinds = deployment.resolved.compile_threads, _host_kinds(deployment)
-    compiler = Compiler(deployment.model, weights, deployment.shapes, deployment.mesh, store, draft)
-    programs = Programs(compiler, threads, host_kinds=kinds, processes=processes)
+    programs = make_programs(deployment, weights, draft, store, processes)
     undo.callback(programs.close)
     programs.begin()
     log.debug("programs have begun")
     return programs
+
+
+def make_programs(
+    deployment: Deployment,
+    weights: ParamTree,
+    draft: Draft | None,
+    store: ProgramStore,
+    processes: CompileProcesses | None,
+    members: Members | None = None,
+) -> Programs:
+    """`members`: the others of a group, which run every program with this process."""
+    compiler = Compiler(deployment.model, weights, deployment.shapes, deployment.mesh, store, draft)
+    return Programs(compiler, deployment.resolved.compile_threads, members, _host_kinds(deployment), processes)
 
 
 def _host_kinds(deployment: Deployment) -> tuple[str, ...]:

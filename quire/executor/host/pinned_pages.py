@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from quire.executor.host.block_saves import BlockSaves
-from quire.executor.host.host_pages import HOST_KINDS, BlockArrays, Fetched, stacks_of
+from quire.executor.host.host_pages import HOST_KINDS, BlockArrays, Fetched, HostPages, stacks_of
 from quire.executor.host.pinned_blocks import (
     BLOCK_PAGES,
     DEVICE,
@@ -46,9 +46,9 @@ def can_pin() -> bool:
     return jax.default_backend() == "gpu" and pinning_works()
 
 
-def host_kinds(num_host_pages: int, is_pinned: bool) -> tuple[str, ...]:
-    """The programs that copy pages to the host and from it."""
-    return (PINNED_KINDS if is_pinned else HOST_KINDS) if num_host_pages else ()
+def host_kinds(num_pages: int, is_pinned: bool) -> tuple[str, ...]:
+    """The programs that copy pages to the host, where there are so many, and from it."""
+    return (PINNED_KINDS if is_pinned else HOST_KINDS) if num_pages else ()
 
 
 def pinning_works() -> bool:
@@ -319,6 +319,19 @@ class PinnedPages:
                 page, PinnedBlock(jax.device_put([array[at : at + 1] for array in contents], self._pinned), 1), 0
             )
         return True
+
+
+def host_memory(kinds: Sequence[str], pages: Any, num_pages: int) -> HostPages | PinnedPages | None:
+    """The memory for which there are programs of these kinds, for `num_pages` and page 0; None without any. `pages`:
+    the structure of the device's page arrays."""
+    if not kinds:
+        return None
+    if kinds == HOST_KINDS:
+        return HostPages(pages, num_pages + 1)
+    pinned = PinnedPages(pages, num_pages + 1)
+    if jax.default_backend() == "gpu":
+        pinned.pin_all()
+    return pinned
 
 
 def in_parts(blocks: Sequence[Fetched]) -> list[list[Fetched]]:

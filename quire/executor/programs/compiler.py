@@ -65,7 +65,7 @@ class Compiler:
         self._store = store
         self._mesh = mesh
         self.timings: Path | None = None  # the folder of what XLA timed, where other processes compile as well
-        self._model, self.shapes = model, shapes
+        self.model, self.shapes = model, shapes
         self.has_draft = draft is not None
         self.set_weights(weights, draft)
         dtype = jax.tree.leaves(weights["norm"])[0].dtype  # never quantised
@@ -97,7 +97,7 @@ class Compiler:
         """Replace the weights that programs are called with. To make programs, their structure is enough."""
         stacks = None  # of adapters: their structure, with arrays where a weight is in them
         if self.shapes.adapters.slots:
-            weights, stacks = join(weights, structure(self._model, self.shapes.adapters, self._mesh))
+            weights, stacks = join(weights, structure(self.model, self.shapes.adapters, self._mesh))
         self.stacks, self.adapters = stacks, jax.tree.map(_like, stacks)
         draft_weights = None if draft is None else draft.weights
         # Flat, because every call walks its arguments.

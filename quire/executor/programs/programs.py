@@ -49,8 +49,9 @@ class Programs:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`members`: other processes that run the same programs. `host_kinds`: the programs that copy pages to the host
-        and from it, where that is done. `processes`: they fill the store, so that threads here load programs and trace
-        none, other than those with products that XLA times."""
+        and from it, where that is done; members have no part of them. `processes`: they fill the store, so that threads
+        here load programs and trace none, other than those with products that XLA times."""
+        assert members is None or not host_kinds
         self.compiler = compiler
         self._shapes = shapes = compiler.shapes
         self.catalog = Catalog(shapes, host_kinds, compiler.moved_page_bytes, not compiler.has_draft)
@@ -70,6 +71,8 @@ class Programs:
         self.snapshots = SnapshotArrays(self._copying, compiler)
         self._ahead = False  # whether everything was to be compiled before it is needed
         self.num_late = 0  # programs that a step waited for; stays 0 if it was
+        self.members = members
+        self.host_kinds = tuple(host_kinds)
         self._announcer = None if members is None else Announcer(members)
         self._processes = processes
         self._is_closed = False
