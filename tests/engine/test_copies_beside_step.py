@@ -9,7 +9,7 @@ from quire.core.scheduler import Scheduler
 from quire.engine.limits.restores import BLOCK, FEW_PAGES, CopiesBesideStep
 from quire.engine.limits.step_limits import StepLimits
 from quire.engine.observer import Step
-from quire.executor.host.pinned_pages import BLOCK_PAGES
+from quire.executor.host.stacks import BLOCK_PAGES
 from tests.core.harness import limits
 from tests.fake_executor import plan_of
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from quire.executor.host import block_saves
-from quire.executor.host.block_saves import LONG_STEP_TOKENS, BlockSaves
-from quire.executor.host.host_pages import stacks_of
-from quire.executor.host.pinned_blocks import PINNED, PinnedBlock, memory_of
+from quire.executor.host.block_saves import LONG_STEP_TOKENS, BlockSaves, PinnedBlock
 from quire.executor.host.pinned_pages import PinnedPages
+from quire.executor.host.stacks import PINNED, memory_of, stacks_of
 from quire.executor.programs.compiler import MOVES
 from quire.ops.page_moves import PLAIN_MOVES
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.executor.host.host_pages import HostPages, as_bytes, gather_pages
+from quire.executor.host.host_pages import HostPages
+from quire.executor.host.stacks import as_bytes, gather_pages
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
 from quire.ops.page_moves import PLAIN_MOVES

@@ -12,9 +12,10 @@ import pytest
 from quire.core.plan import Chunk, Kind, StepPlan, device_copy
 from quire.executor.executor import JaxExecutor
 from quire.executor.host import block_saves, page_copies, pinned_pages
+from quire.executor.host.block_saves import PinnedBlock
 from quire.executor.host.host_pages import Fetched
-from quire.executor.host.pinned_blocks import DEVICE, MAX_UNPLACED_BYTES, PINNED, PinnedBlock, place_sizes
 from quire.executor.host.pinned_pages import PinnedPages, can_pin, pinning_works
+from quire.executor.host.stacks import DEVICE, MAX_UNPLACED_BYTES, PINNED, place_sizes
 from quire.executor.memory import reserve_device_memory
 from quire.executor.pending import Pending
 from quire.executor.programs.catalog import Catalog

@@ -5,7 +5,7 @@ import pytest
 
 from quire.errors import InvalidSetting
 from quire.executor.host.block_saves import MAX_SAVING_BYTES
-from quire.executor.host.pinned_blocks import MAX_UNPLACED_BYTES
+from quire.executor.host.stacks import MAX_UNPLACED_BYTES
 from quire.settings.adapters import resolve_max_loras
 from quire.settings.choice import Choice
 from quire.settings.config import Config

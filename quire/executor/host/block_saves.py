@@ -1,13 +1,14 @@
-"""Blocks on their way to the host, a few in each step."""
+"""Blocks of pages in pinned memory of the host, and those on their way there: a few in each step."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 import jax
 from jax.sharding import Sharding
 
-from quire.executor.host.pinned_blocks import PinnedBlock
+from quire.executor.host.stacks import BlockArrays
 
 # Of blocks on their way to the host, which take up memory of the device meanwhile. Half of it is what gives way to the
 # pages that a step restores at most, so that blocks can wait for a step that restores none.
@@ -17,6 +18,26 @@ MAX_SAVING_BYTES = 1024 * 2**20
 STEP_BYTES = 64 * 2**20
 PROMPT_BYTES = 256 * 2**20  # beside a prompt alone, for which no tokens of others wait
 LONG_STEP_TOKENS = 512  # of prompts: a step with so many computes for longer than all copies take
+
+
+class PinnedBlock:
+    """Pages that go to the host together."""
+
+    __slots__ = ("arrays", "num_used", "size")
+
+    def __init__(self, arrays: BlockArrays, size: int) -> None:
+        self.arrays = arrays  # in pinned memory, or on the device until they are copied there
+        self.size = size
+        self.num_used = 0  # pages of the host that are here
+
+    def result(self) -> None:
+        """Nothing to wait for: what reads it waits for it. `take_lost` tells when it has failed."""
+
+    @property
+    def has_ended(self) -> bool:
+        """True if its contents are there, or have failed."""
+        arrays: list[Any] = self.arrays
+        return all(array.is_deleted() or array.is_ready() for array in arrays)  # a deleted array cannot be asked
 
 
 class BlockSaves:

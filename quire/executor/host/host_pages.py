@@ -1,108 +1,18 @@
-"""Pages in host memory, and the functions that move pages between it and the device.
-
-A page of the host has the same bytes as a page of the device: those of every layer, of the draft as well. Page arrays
-of one shape are stacked, so that a program has one array of the host for all of them, [pages, arrays, page_size, ...],
-in which the bytes of a page are together.
-"""
+"""Pages in ordinary memory of the host."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from quire.core.plan import Place, Tier
-from quire.ops.page_moves import PageMoves
+from quire.executor.host.stacks import HOST_COPY_SIZES, stacks_of
 from quire.ops.sharding import put
 
-HOST_COPY_SIZES = (1, 4, 16)  # pages that one call can copy between the device and the host
-HOST_KINDS = ("save", "restore")  # programs that copy pages to the host and from it
 HostArray = np.ndarray[Any, np.dtype[Any]]
-BlockArrays = list[jax.Array]  # one for each stack: [pages, arrays, page_size, ...]
-
-
-class Stack(NamedTuple):
-    """Page arrays of one shape."""
-
-    members: tuple[int, ...]  # among the leaves of the page arrays
-    names: tuple[str, ...]  # of these
-    shape: tuple[int, ...]  # of one page: [arrays, page_size, ...]
-    dtype: Any
-    sharding: NamedSharding | None  # of several pages
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of one page in this stack."""
-        return prod(self.shape) * int(np.dtype(self.dtype).itemsize)
-
-    def like(self, num_pages: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((num_pages, *self.shape), self.dtype, sharding=self.sharding)  # type: ignore[no-untyped-call]
-
-
-def stacks_of(pages: Any) -> list[Stack]:
-    """`pages` are page arrays, or their structure."""
-    members: dict[Any, list[int]] = {}
-    names = []
-    for index, (path, leaf) in enumerate(jax.tree.leaves_with_path(pages)):
-        names.append(jax.tree_util.keystr(path, simple=True, separator="."))
-        where = leaf.sharding if isinstance(leaf.sharding, NamedSharding) else None
-        members.setdefault((leaf.shape[1:], leaf.dtype, where), []).append(index)
-    stacks = []
-    for (shape, dtype, where), indices in members.items():
-        if where is not None:
-            spec = PartitionSpec(None, None, *where.spec[1:])  # type: ignore[no-untyped-call]
-            where = NamedSharding(where.mesh, spec)
-        named = tuple(names[index] for index in indices)
-        stacks.append(Stack(tuple(indices), named, (len(indices), *shape), dtype, where))
-    return stacks
-
-
-def gather_pages(moves: PageMoves, stacks: Sequence[Stack], pages: Any, sources: jax.Array) -> BlockArrays:
-    """The contents of some pages, stacked."""
-    (block,) = gather_blocks(moves, stacks, pages, sources, sources.shape[0])
-    return block
-
-
-def gather_blocks(
-    moves: PageMoves, stacks: Sequence[Stack], pages: Any, sources: jax.Array, rows: int
-) -> list[BlockArrays]:
-    """The same in blocks of so many pages."""
-    leaves = jax.tree.leaves(pages)
-    gathered = [moves.gather([leaves[index] for index in stack.members], sources, rows) for stack in stacks]
-    return [list(block) for block in zip(*gathered, strict=True)]
-
-
-def scatter_pages(
-    moves: PageMoves, stacks: Sequence[Stack], pages: Any, targets: jax.Array, stacked: BlockArrays
-) -> tuple[Any, jax.Array]:
-    """The page arrays with `stacked` in some pages, and a number that is there when they are."""
-    return scatter_blocks(moves, stacks, pages, targets, [stacked])
-
-
-def scatter_blocks(
-    moves: PageMoves, stacks: Sequence[Stack], pages: Any, targets: jax.Array, blocks: Sequence[BlockArrays]
-) -> tuple[Any, jax.Array]:
-    """The same with the pages of `blocks`."""
-    leaves, structure = jax.tree.flatten(pages)
-    for stack, contents in zip(stacks, zip(*blocks, strict=True), strict=True):
-        written = moves.scatter([leaves[index] for index in stack.members], targets, contents)
-        for index, leaf in zip(stack.members, written, strict=True):
-            leaves[index] = leaf
-    return jax.tree.unflatten(structure, leaves), targets[-1]
-
-
-def as_bytes(parts: Sequence[tuple[int, Sequence[jax.Array]]]) -> memoryview:
-    """The bytes of pages, one after the other: those of each stack in order. `parts` are numbers of pages, and stacks
-    with at least so many rows."""
-    rows = [
-        np.concatenate([np.asarray(array)[:count].reshape(count, -1).view(np.uint8) for array in stacks], axis=1)
-        for count, stacks in parts
-    ]
-    return memoryview(np.concatenate(rows).reshape(-1).data) if rows else memoryview(b"")
 
 
 @dataclass(eq=False, slots=True)
@@ -140,7 +50,7 @@ class HostPages:
     A page is read and written by its number alone; the scheduler knows what it has, and whether it may be read.
     """
 
-    kinds = HOST_KINDS
+    kinds = ("save", "restore")  # programs that copy pages to the host and from it
     sizes = HOST_COPY_SIZES  # pages that one call can copy
 
     def __init__(self, pages: Any, num_pages: int) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from quire.core.plan import PageCopy, Place, StepPlan, Tier
-from quire.executor.host.host_pages import Arrival, Fetched, HostPages, as_bytes
-from quire.executor.host.pinned_blocks import MAX_UNPLACED_BYTES
+from quire.executor.host.host_pages import Arrival, Fetched, HostPages
 from quire.executor.host.pinned_pages import PinnedPages
+from quire.executor.host.stacks import MAX_UNPLACED_BYTES, as_bytes
 from quire.executor.pending import Copied
 from quire.executor.programs.programs import Programs
 from quire.executor.step import COPY_SIZES

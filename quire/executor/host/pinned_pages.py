@@ -11,27 +11,26 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from quire.executor.host.block_saves import BlockSaves
-from quire.executor.host.host_pages import HOST_KINDS, BlockArrays, Fetched, HostPages, stacks_of
-from quire.executor.host.pinned_blocks import (
+from quire.executor.host.block_saves import BlockSaves, PinnedBlock
+from quire.executor.host.host_pages import Fetched, HostPages
+from quire.executor.host.stacks import (
     BLOCK_PAGES,
     DEVICE,
     PINNED,
-    PINNED_KINDS,
     SMALL_BLOCKS,
     SPLIT_SIZES,
-    BlockRow,
-    PinnedBlock,
+    BlockArrays,
     block_pages,
     memory_of,
     place_sizes,
+    stacks_of,
 )
 from quire.settings.host_cache import num_spare_pages
 
@@ -44,11 +43,6 @@ MANY_BYTES = 256 * 2**20  # of blocks: they take 5 ms to come, in which the host
 def can_pin() -> bool:
     """True on GPUs with pinned host memory. A CPU has memory of that kind too, and gains nothing."""
     return jax.default_backend() == "gpu" and pinning_works()
-
-
-def host_kinds(num_pages: int, is_pinned: bool) -> tuple[str, ...]:
-    """The programs that copy pages to the host, where there are so many, and from it."""
-    return (PINNED_KINDS if is_pinned else HOST_KINDS) if num_pages else ()
 
 
 def pinning_works() -> bool:
@@ -64,6 +58,11 @@ def pinning_works() -> bool:
     return is_right and there.sharding.memory_kind == PINNED
 
 
+class BlockRow(NamedTuple):
+    block: PinnedBlock
+    row: int
+
+
 class PinnedPages:
     """The memory of the host tier on GPUs; `HostPages` says what is expected of it. Owned by the engine thread.
 
@@ -71,7 +70,7 @@ class PinnedPages:
     most `max_rows` rows, unless every one of them is full.
     """
 
-    kinds = PINNED_KINDS
+    kinds = ("split", "place")
 
     def __init__(self, pages: Any, num_pages: int) -> None:
         """`pages`: the structure of the device's page arrays. `num_pages` includes page 0, which is never read."""
@@ -321,12 +320,17 @@ class PinnedPages:
         return True
 
 
+def host_kinds(num_pages: int, is_pinned: bool) -> tuple[str, ...]:
+    """The programs that copy pages to the host, where there are so many, and from it."""
+    return (PinnedPages if is_pinned else HostPages).kinds if num_pages else ()
+
+
 def host_memory(kinds: Sequence[str], pages: Any, num_pages: int) -> HostPages | PinnedPages | None:
     """The memory for which there are programs of these kinds, for `num_pages` and page 0; None without any. `pages`:
     the structure of the device's page arrays."""
     if not kinds:
         return None
-    if kinds == HOST_KINDS:
+    if kinds == HostPages.kinds:
         return HostPages(pages, num_pages + 1)
     pinned = PinnedPages(pages, num_pages + 1)
     if jax.default_backend() == "gpu":

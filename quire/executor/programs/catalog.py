@@ -5,8 +5,7 @@ from functools import cached_property
 from math import log
 
 from quire.executor.fused_steps import MAX_VERIFIED
-from quire.executor.host.host_pages import HOST_COPY_SIZES
-from quire.executor.host.pinned_blocks import SPLIT_SIZES, place_sizes
+from quire.executor.host.stacks import HOST_COPY_SIZES, SPLIT_SIZES, place_sizes
 from quire.executor.programs.kinds import WAYS, Key, kind_of
 from quire.executor.programs.ladder import TIMED_ROWS, StepShape
 from quire.executor.shapes import Shapes

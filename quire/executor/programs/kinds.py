@@ -18,8 +18,15 @@ from jax.sharding import NamedSharding
 from quire.executor.draft.draft import guess_by_draft, pack_guesses
 from quire.executor.draft.guesses import guess_by_lookup
 from quire.executor.fused_steps import decode, verify
-from quire.executor.host.host_pages import Stack, gather_pages, scatter_blocks, scatter_pages, stacks_of
-from quire.executor.host.pinned_blocks import blocks_like, split_pages
+from quire.executor.host.stacks import (
+    Stack,
+    blocks_like,
+    gather_pages,
+    scatter_blocks,
+    scatter_pages,
+    split_pages,
+    stacks_of,
+)
 from quire.executor.launch import NUM_FEATURES, num_sample_fields, padding
 from quire.executor.layer_state import PageArrays, PageLayout, SlotArrays
 from quire.executor.programs.ladder import StepShape
