@@ -15,8 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from quire.executor.host import block_saves
 from quire.executor.host.block_saves import LONG_STEP_TOKENS, BlockSaves, PinnedBlock
 from quire.executor.host.pinned_pages import PinnedPages
-from quire.executor.host.stacks import PINNED, memory_of, stacks_of
-from quire.executor.programs.compiler import MOVES
+from quire.executor.host.stacks import PINNED, memory_of, scatter_blocks, split_pages, stacks_of
 from quire.ops.page_moves import PLAIN_MOVES
 
 NUM_PAGES, NUM_HOST_PAGES = 80, 48
@@ -28,7 +27,7 @@ PAGE_BYTES = STACKS[0].num_bytes
 
 @cache
 def program(kind: str, _size: int) -> Any:
-    return jax.jit(partial(MOVES[kind], PLAIN_MOVES, STACKS))
+    return jax.jit(partial(split_pages if kind == "split" else scatter_blocks, PLAIN_MOVES, STACKS))
 
 
 def block_of(size: int, is_used: bool = True) -> PinnedBlock:
