@@ -21,6 +21,8 @@ from quire.executor.step import State
 from quire.ops.sharding import put
 from quire.request import num_mask_words
 
+Choice = tuple[StepShape, Callable[..., Any]]  # of a program, by the shape that it is packed for
+
 
 class JaxExecutor:
     """Implements the engine's Executor. Owned by the engine thread; only compilation happens on others.
@@ -79,13 +81,13 @@ class JaxExecutor:
         self._place_forced(plan.forced)
         extras = self._extras_of(plan.chunks) if self._extras else {}
         scored = [index for index, wishes in extras.items() if wishes.scores(plan.chunks[index])]
-        verify = self._verify_program(plan, extras)
-        if plan.num_verified and verify is None:
+        verifies = self._verify_program(plan, extras)
+        if plan.num_verified and verifies is None:
             self._guess(plan.verified)
         pending = Pending(plan, extras, copied, self._sample, self.copies.take_lost)
         for launch in launches_of(plan, self._shapes, scored):
-            if verify is not None:
-                pending.launched.append(self._verify(launch, verify))
+            if verifies is not None:
+                pending.launched.append(self._compute_and_sample(launch, verifies))
             else:
                 pending.launched += self._launch(launch, _features(launch, extras, plan.guided), plan)
         self.programs.snapshots.save(self.state, plan.saves)
@@ -190,7 +192,7 @@ class JaxExecutor:
         """By index: what chunks ask for beside tokens."""
         return {index: self._extras[chunk.slot] for index, chunk in enumerate(chunks) if chunk.slot in self._extras}
 
-    def _verify_program(self, plan: StepPlan, extras: dict[int, Extras]) -> tuple[str, int] | None:
+    def _verify_program(self, plan: StepPlan, extras: dict[int, Extras]) -> Choice | None:
         """The program that guesses for a step, computes it and samples, if there is one: for decodes and guesses of
         slots that ask for nothing but tokens."""
         if not plan.num_verified or plan.num_decodes + plan.num_verified < len(plan.chunks) or plan.guided or extras:
@@ -215,34 +217,30 @@ class JaxExecutor:
         # A guided plan samples all its launches together, once its masks are there.
         is_plain = not launch.num_prefills and not plan.guided and not any(features)
         launch = self._packer.with_shared(launch)
-        if is_plain and (decoded := self._decode(launch, plan.burst)) is not None:
-            return [decoded]
+        if is_plain and (decodes := self._decode_program(launch, plan.burst)) is not None:
+            return [self._compute_and_sample(launch, decodes, plan.burst)]
         launched = []
         for offset in range(plan.burst):
             if offset:
                 launch = self._packer.with_shared(launch.next_of_burst())
-            decoded = self._decode(launch, 1) if is_plain and plan.burst > 1 else None
-            launched.append(decoded or self._forward(launch, features, waits=bool(plan.guided)))
+            decodes = self._decode_program(launch, 1) if is_plain and plan.burst > 1 else None
+            if decodes is not None:
+                launched.append(self._compute_and_sample(launch, decodes))
+            else:
+                launched.append(self._forward(launch, features, waits=bool(plan.guided)))
         return launched
 
-    def _decode(self, launch: Launch, burst: int) -> Launched | None:
-        """Compute and sample in one program, if there is one."""
-        chosen = self.programs.decode(launch.num_rows, burst, launch.shared is not None)
-        if chosen is None:
-            return None
-        shape, step = chosen
+    def _decode_program(self, launch: Launch, burst: int) -> Choice | None:
+        return self.programs.decode(launch.num_rows, burst, launch.shared is not None)
+
+    def _compute_and_sample(self, launch: Launch, choice: Choice, burst: int = 1) -> Launched:
+        """In one program, which does so many decodes of each row."""
+        shape, step = choice
         self.state, sampled = step(self.programs.weights, self.state, self._packer.pack(launch, shape))
-        num_tokens = int(launch.num_new.sum()) if burst > 1 else launch.num_rows
+        num_tokens = int(launch.num_new.sum()) if burst > 1 else launch.num_tokens
         self.num_padding_tokens += shape.tokens * burst - num_tokens
         sampled.tokens.copy_to_host_async()
-        return Launched(launch, NOTHING_ASKED, sampled=sampled, has_all_rows=True)
-
-    def _verify(self, launch: Launch, key: tuple[str, int]) -> Launched:
-        packed = self._packer.pack(launch, StepShape(key[1]))
-        self.state, sampled = self.programs.get(key)(self.programs.weights, self.state, packed)
-        self.num_padding_tokens += key[1] - launch.num_tokens
-        sampled.tokens.copy_to_host_async()
-        return Launched(launch, NOTHING_ASKED, sampled=sampled)
+        return Launched(launch, NOTHING_ASKED, sampled=sampled, has_all_rows=shape.decodes_only)
 
     def _forward(self, launch: Launch, features: Features, waits: bool) -> Launched:
         """Compute, and then sample, unless that `waits` for masks."""

@@ -1,8 +1,9 @@
 """The functions that are compiled: a step's tokens through the model, and the tokens that follow them.
 
 They are two programs. The second has fewer shapes: it computes logits and samples for as many sequences as sample,
-while the first has one shape for each number of tokens. Where starting a program costs more than that saves, decodes
-have one that does both (`fused_steps.py`).
+while the first has one shape for each number of tokens. On a GPU starting a program takes the host about as long as a
+small model takes to compute a token, and a step of several programs would wait for the host. So decodes, and steps with
+guesses, have programs that do both for sequences that ask for nothing but tokens.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -10,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from quire.executor.draft.guesses import positions_of, with_accepted
+from quire.executor.draft.guesses import guess_by_lookup, positions_of, with_accepted
 from quire.executor.launch import Inputs, fields, num_sample_fields, num_single
 from quire.executor.layer_state import PagedStates, PageLayout
 from quire.executor.programs.ladder import StepShape
@@ -36,6 +37,7 @@ from quire.ops.weights.weight import for_rows
 # The programs that sample: "any" can do everything and branches on the device; the others do what their names say.
 SamplingWay = Literal["any", "plain", "filtered"]
 COPY_SIZES = (1, 16)  # pages that one call can copy
+MAX_VERIFIED = 64  # tokens: a step of more takes longer than starting its programs
 SCORED_AT_ONCE = 64  # positions whose logits over the vocabulary are in memory together
 
 
@@ -94,6 +96,62 @@ def forward(
         scored = _score(compiled, weights.model, hidden, state.slots, inputs.slots, inputs.positions)
         computed = computed._replace(scored=scored)
     return state, computed
+
+
+def decode(
+    compiled: Compiled, shape: StepShape, count: int, weights: Weights, state: State, packed: jax.Array
+) -> tuple[State, Sampled]:
+    """The next tokens of sequences, [count, rows]: up to `count` of each, one by one.
+
+    A row that samples none is computed all the same: it is a part of a prompt, and the token after it is known.
+    """
+    inputs = with_positions(fields(packed, shape, compiled.shapes), state.slots)
+    slot, num_new = inputs.slots, inputs.num_new
+    state = with_new_pages(state, inputs)
+
+    def decode_one(state: State, offset: jax.Array) -> tuple[State, jax.Array]:
+        positions = jnp.where(offset < jnp.maximum(num_new, 1), inputs.positions + offset, -1)
+        positions = jnp.where(inputs.positions < 0, -1, positions)
+        at = inputs._replace(positions=positions)
+        tiles = Tiles.single(slot, positions, shared_prefixes(inputs))
+        state, hidden = hidden_of(compiled, shape, weights, state, at, tiles)
+        logits = compiled.model.logits(weights.model, hidden)
+        kernels = compiled.kernels.sampling
+        slots, sampled = next_tokens("plain", state.slots, logits, slot, positions, offset < num_new, kernels=kernels)
+        return state._replace(slots=slots), sampled.tokens
+
+    if count == 1:
+        state, tokens = decode_one(state, jnp.int32(0))
+        return state, Sampled(tokens[None])
+    state, tokens = jax.lax.scan(decode_one, state, jnp.arange(count, dtype=jnp.int32))
+    return state, Sampled(tokens)
+
+
+def verify(
+    compiled: Compiled, shape: StepShape, weights: Weights, state: State, packed: jax.Array
+) -> tuple[State, Sampled]:
+    """The tokens [tokens] after each of a step whose chunks are decodes or have guesses, which are looked up first.
+
+    Tokens of one slot are adjacent: the last that is known, then its guesses. Every one is sampled after.
+    """
+    inputs = fields(packed, shape, compiled.shapes)
+    slot, place = inputs.slots, jnp.arange(shape.tokens)
+    is_first = (slot != jnp.roll(slot, 1)) | (place == 0)
+    num_before = place - jax.lax.cummax(jnp.where(is_first, place, 0))  # guesses of the same slot
+    is_guessing = (num_before == 1) & (inputs.positions >= 0)
+    guessing = jnp.nonzero(is_guessing, size=max(1, shape.tokens // 2), fill_value=shape.tokens)[0]
+    padding = compiled.shapes.num_slots
+    guessing = jnp.append(slot, padding)[guessing]
+    state = state._replace(slots=guess_by_lookup(state.slots, guessing, compiled.shapes.guesses))
+    state = with_new_pages(state, inputs)
+    inputs = with_positions(inputs, state.slots)
+    state, hidden = hidden_of(compiled, shape, weights, state, inputs, tiles_of(compiled, shape, inputs))
+    logits = compiled.model.logits(weights.model, hidden)
+    kernels, samples = compiled.kernels.sampling, inputs.positions >= 0
+    slots, sampled = next_tokens(
+        "plain", state.slots, logits, slot, inputs.positions, samples, kernels=kernels, guesses=num_before
+    )
+    return state._replace(slots=slots), sampled
 
 
 def tiles_of(compiled: Compiled, shape: StepShape, inputs: Inputs) -> Tiles:

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from functools import cached_property
 from math import log
 
-from quire.executor.fused_steps import MAX_VERIFIED
 from quire.executor.host.stacks import HOST_COPY_SIZES, SPLIT_SIZES, place_sizes
 from quire.executor.programs.kinds import WAYS, Key, kind_of
 from quire.executor.programs.ladder import TIMED_ROWS, StepShape
 from quire.executor.shapes import Shapes
 from quire.executor.slots import FORCE_SIZE, START_SIZES
 from quire.executor.snapshot_arrays import LOAD, SAVE, STATE_SIZES
-from quire.executor.step import COPY_SIZES
+from quire.executor.step import COPY_SIZES, MAX_VERIFIED
 from quire.ops.pages import TILE
 
 GUESS_SIZES = (1, 8)  # slots that one call can guess for, if there are more

@@ -17,7 +17,6 @@ from jax.sharding import NamedSharding
 
 from quire.executor.draft.draft import guess_by_draft, pack_guesses
 from quire.executor.draft.guesses import guess_by_lookup
-from quire.executor.fused_steps import decode, verify
 from quire.executor.host.stacks import (
     Stack,
     blocks_like,
@@ -32,7 +31,7 @@ from quire.executor.layer_state import PageArrays, PageLayout, SlotArrays
 from quire.executor.programs.ladder import StepShape
 from quire.executor.slots import force_tokens, pack_forced, pack_starts, start_slots
 from quire.executor.snapshot_arrays import copy_states
-from quire.executor.step import Compiled, SamplingWay, State, copy_pages, forward, sample_next
+from quire.executor.step import Compiled, SamplingWay, State, copy_pages, decode, forward, sample_next, verify
 from quire.models.adapters import one_adapter, put
 from quire.ops.sharding import put as put_on_devices
 from quire.request import num_mask_words

@@ -272,10 +272,10 @@ class Programs:
         self.scheduler.note_decode(rows, burst, shares, chosen, self.table)
         return None if chosen is None else (chosen[0], self.get(chosen[1]))
 
-    def verify(self, tokens: int) -> tuple[str, int] | None:
+    def verify(self, tokens: int) -> tuple[StepShape, Callable[..., Any]] | None:
         key = self.table.verify(tokens)
         self.scheduler.note_verify(tokens, key)
-        return key
+        return None if key is None else (StepShape(key[1]), self.get(key))
 
     def sample(self, count: int, features: Features) -> tuple[tuple[str, int], Callable[..., Any]]:
         key = self.table.sample(count, features)
