@@ -72,12 +72,12 @@ def test_a_reset_without_the_weights_fails_at_once(rig: Rig) -> None:
     """The engine ends then, and another one loads them."""
     adapters = rig.executor.programs.adapters
     whole = adapters.arrays
-    adapters._set([jnp.copy(one) for one in whole])
+    adapters.replace([jnp.copy(one) for one in whole])
     for one in adapters.arrays:
         one.delete()
     with pytest.raises(RuntimeError, match="lost"):
         adapters.clear()
-    adapters._set(whole)
+    adapters.replace(whole)
     adapters.clear()
 
 
