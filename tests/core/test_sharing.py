@@ -256,6 +256,17 @@ def test_those_that_share_less_of_a_prompt_start_sooner():
     assert started == [41, 9, 21, 33]
 
 
+def test_one_that_goes_on_otherwise_starts_when_the_pages_before_are_there():
+    harness = Harness(limits(max_batch_prefill_tokens=20, max_step_tokens=40, num_pages=64, max_sequence_tokens=80))
+    harness.add(request(1, prompt=(*range(45), *range(15)), max_tokens=1))
+    harness.add(request(2, prompt=(*range(20), *range(30, 35)), max_tokens=1))  # a whole page is its own
+    harness.step()
+    assert harness.scheduler.num_running == 1
+    starts = {chunk.request_id: chunk.start for chunk in harness.plan().chunks}
+    assert starts == {1: 20, 2: 20}
+    harness.run()
+
+
 def test_the_end_of_a_prompt_that_is_under_way_is_not_computed_twice():
     harness = Harness(limits(max_batch_prefill_tokens=8), lookahead=1)
     for request_id in (1, 2):
