@@ -264,6 +264,15 @@ def test_nothing_is_guessed_before_all_tokens_are_read():
     assert [count > 0 for count in made] == [False] * (num_steps - 1) + [True]
 
 
+def test_nothing_is_looked_up_beyond_the_end_of_an_answer():
+    speculation = chooser(fixed=500.0)
+    for left, most in ((1, 0), (2, 0), (3, 1), (4, 2), (20, 7)):
+        sequence = sequence_of(speculation, [5, 6, 7, 8] * 8, max_tokens=left)
+        sequence.num_planned = len(sequence.tokens)
+        sequence.guessing.lookup.chances = [0.95] * 8
+        assert speculation.choose([sequence], 1).get(1, 0) == most
+
+
 def test_nothing_is_read_where_no_guess_could_pay():
     speculation = chooser(fixed=1.0)
     sequences = [sequence_of(speculation, [5, 6, 7] * 8, number=number) for number in range(32)]

@@ -101,8 +101,9 @@ def test_gates_are_rounded_in_blocks(shape: tuple[int, int], num_rows: int, dtyp
     of_rows, of_columns = scales((num_rows, 1), 3), scales((2 * numbers,), 4)
     right = rounded_blocks(product(rows, matrix) * of_rows * of_columns, dtype)
     got = gated_codes.gated_codes(rows, of_rows, matrix, of_columns, dtype)
-    # What sums lose may be what is between two numbers of `dtype`, and these may be nearest to other codes.
-    np.testing.assert_allclose(np.asarray(got[1]), right.scales.T, rtol=2.0**-7)
+    # A gate, an up and their product are each rounded to `dtype`; what sums lose may move each by one number, and the
+    # codes with them.
+    np.testing.assert_allclose(np.asarray(got[1]), right.scales.T, rtol=3 * 2.0**-7)
     assert np.mean(np.asarray(got[0], np.float32) == np.asarray(right.codes, np.float32)) > 0.95
     own = np.asarray(got[0], np.float32) * np.repeat(np.asarray(got[1]).T, BLOCK, axis=1)
     reach = np.repeat(right.scales * LARGEST_FLOAT8, BLOCK, axis=1)

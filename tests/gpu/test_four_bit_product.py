@@ -61,11 +61,10 @@ def test_the_product_is_that_of_the_widened_weight(
     assert np.linalg.norm(got - right) <= 1e-5 * np.linalg.norm(right)
 
 
-@pytest.mark.parametrize("together", [1, 2])
 @pytest.mark.parametrize("splits", [1, 2, 3, 8])
-def test_programs_share_the_inputs_of_few_outputs(splits: int, together: int) -> None:
+def test_programs_share_the_inputs_of_few_outputs(splits: int) -> None:
     weight, x = coded(64, 1280, 128), rows_of(3, 1280)
-    blocks = FourBitBlocks(rows=16, columns=32, splits=splits, warps=4, stages=2, together=together)
+    blocks = FourBitBlocks(rows=16, columns=32, splits=splits, warps=4, stages=2)
     got = np.asarray(four_bit_product(x, turned(weight), blocks=blocks, interpret=INTERPRET))
     right = np.asarray(weight.product(x.astype(jnp.float32)))
     assert np.linalg.norm(got - right) <= 1e-5 * np.linalg.norm(right)
