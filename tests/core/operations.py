@@ -19,6 +19,7 @@ def operations(function: Callable[[], object]) -> int:
 
     before, collects = sys.gettrace(), gc.isenabled()
     gc.disable()  # it calls others at any moment
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 counts nothing unless a frame has asked before
     sys.settrace(trace)
     try:
         function()
