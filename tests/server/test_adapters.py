@@ -259,7 +259,7 @@ def test_the_next_engine_has_the_adapters_that_were_loaded(
     assert load(client, "c", "third").status_code == 200
     assert unload(client, "b").status_code == 200
     following = followed(server, root)
-    server.wait_until(lambda: following._engine.adapters.folders.keys() == {"a", "c"})
+    server.wait_until(lambda: following.engine.adapters.folders.keys() == {"a", "c"})
     assert text_of(complete(client, "c")) == server.expected_text(PROMPT, 5, 3)
     assert complete(client, "b").status_code == 404
     assert [card["id"] for card in client.get("/v1/models").json()["data"]] == [server.model.name, "a", "c"]

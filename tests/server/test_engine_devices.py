@@ -57,7 +57,7 @@ def test_there_is_at_least_one_engine():
 
 def test_a_group_is_one_engine():
     group = GroupSettings(group_size=2, group_rank=0, group_address="127.0.0.1:1", group_secret="s" * 40)
-    with pytest.raises(InvalidSetting, match="data_parallel is 2; with group_size"):
+    with pytest.raises(InvalidSetting, match="data_parallel is 2; it does not go with group_size = 2"):
         serve(Config(), ServerSettings(data_parallel=2), group)
 
 
