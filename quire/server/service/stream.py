@@ -215,6 +215,7 @@ class Stream:
         if self._closed:
             return
         self._closed = True
+        self._sink = None  # it holds the answer that holds this stream
         self.times.ended_s = time.monotonic()
         self.service.forget(self)
         self._rouse()
