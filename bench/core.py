@@ -280,7 +280,7 @@ class NoExecutor:
 
 
 def adapters(count: int) -> Iterator[Figure]:
-    """What the end of a request costs with so many adapters loaded."""
+    """The cost of a request's end with `count` adapters loaded."""
     slots = AdapterSlots(8)
     loaded = LoadedAdapters(slots, NoExecutor, lambda folder: None)
     for number in range(count):

@@ -215,7 +215,7 @@ class Compiler:
         return getattr(self._state, part.value)
 
     def _places(self, kind: ProgramKind, size: Any) -> Any:
-        """Where the results of a program are, on several devices."""
+        """The shardings of a program's results. None leaves them to the compiler."""
         if kind.replaces is None:
             return None if kind.result_places is None else kind.result_places(self.materials, size)
         replaced = jax.tree.map(lambda array: array.sharding, self._structure_of(kind.replaces))

@@ -82,7 +82,7 @@ class CompileScheduler:
         """The tokens of padding that it saves, per second that it costs to make."""
         return self._catalog.expected(key) + self._missed.get(key, 0.0) / kind_of(key).seconds
 
-    # What is made next.
+    # Order of compilation.
 
     def add(self, key: Key, futures: dict[Key, Future[Any]]) -> Future[Any]:
         """Make a program on a thread: the one with the highest score when a thread is free, or the one that was added
@@ -173,7 +173,7 @@ class CompileScheduler:
                 self._num_making -= 1
                 self._changed.notify_all()
 
-    # What may run for the first time.
+    # First runs.
 
     @property
     def allows_first_run(self) -> bool:
@@ -208,7 +208,7 @@ class CompileScheduler:
 
         return run
 
-    # What steps miss.
+    # Padding that missing programs would have saved.
 
     def note_forward(self, needed: StepShape, num_tiles: int, chosen: StepShape) -> None:
         """A launch that needs this shape runs in the program `chosen`."""

@@ -57,7 +57,7 @@ class Weight(ABC):
         """[t, k, g, o] of x [t, k, g, i], where the weight has a matrix for each head, [k, g, o, i]."""
         raise NotImplementedError(f"{type(self).__name__} is not for matrices of heads")
 
-    # Where it is.
+    # Placement: devices, and the forms for platforms.
 
     @abstractmethod
     def map(self, change: Callable[[Any, Axes], Any], axes: Axes) -> Self:
@@ -79,7 +79,7 @@ class Weight(ABC):
         """The same of arrays that have become those of another number of experts."""
         return self
 
-    # What else its products can do in the same launch. None: nothing; the caller then does it.
+    # Fused products. A method that returns None leaves the work to its caller.
 
     def row_code_dtype(self, num_rows: int, kernel: CodeProduct | None) -> Any | None:
         """The type of the codes that so many rows are multiplied in, each row with a scale of its own."""
@@ -129,7 +129,7 @@ class Weight(ABC):
         """The weight and the stack of its adapters: the stack alone, with the weight in it, where it has room."""
         return self, stack
 
-    # What programs are planned by.
+    # Facts for planning programs.
 
     @property
     def widened_bytes(self) -> int:
